@@ -170,7 +170,7 @@ def _uncounted(runs: Sequence[Run]) -> str:
         return ""
     return (
         "No picture over bytes: a world of one process sends only a part of what processes would "
-        "send, and parallel=single sends nothing."
+        "send, parallel=single sends nothing, and the first five steps of an attempt do not count."
     )
 
 

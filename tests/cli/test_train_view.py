@@ -96,11 +96,19 @@ def test_there_is_no_sum_where_a_class_is_not_counted() -> None:
     assert not any(line.startswith("│ all ") for line in lines)
 
 
-def test_a_run_of_few_steps_has_no_table_of_zeros() -> None:
-    nothing = {**SUMMARY["network"], "bytes_total": 0}
-    lines = shown(80, {**SUMMARY, "network": nothing})
+@pytest.mark.parametrize("all_bytes", [0, None])
+def test_a_run_of_few_steps_has_no_table_of_zeros(all_bytes: int | None) -> None:
+    nothing = {**SUMMARY["network"], "bytes_total": all_bytes}
+    lines = shown(80, {**SUMMARY, "samples_per_second": None, "network": nothing})
     assert "bytes and time are those of steps after the first five; this run has none" in lines
     assert not any("sent in training" in line for line in lines)
+
+
+def test_a_world_that_sends_nothing_shows_zeros() -> None:
+    zeros = dict.fromkeys(TALLY, 0)
+    network = {"bytes_total": 0, "bytes_per_sample": 0.0, "dense_equivalent_bytes": 0, **NOBODY}
+    lines = shown(80, {**SUMMARY, "network": {**network, "by_class": {"control": zeros}}})
+    assert cells(lines, "control")[1:3] == ["0", "0 B"]
 
 
 def test_what_was_not_measured_is_left_out() -> None:

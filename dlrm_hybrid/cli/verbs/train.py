@@ -291,7 +291,8 @@ def show_run(terminal: Terminal, summary: Values) -> None:
     show_roles(terminal, list(summary["roles"].values()))
     if summary["sync"] is not None:
         show_staleness(terminal, summary["sync"])
-    if summary["network"]["by_class"] and summary["network"]["bytes_total"] == 0:
+    speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
+    if speed is None:
         terminal.line("bytes and time are those of steps after the first five; this run has none")
     elif summary["network"]["by_class"]:
         show_traffic(terminal, summary["network"])
@@ -300,7 +301,6 @@ def show_run(terminal: Terminal, summary: Values) -> None:
     if steps["steps"]:
         figures = (f"{name} {steps[name]:,.1f}" for name in ("p50", "p95", "p99"))
         terminal.line(f"milliseconds a step: {', '.join(figures)}")
-    speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
     if speed is not None:
         used = "" if cpu is None else f", CPU {cpu:.0%}"  # None: no step after the warm-up
         terminal.line(f"{summary['samples']:,} samples, {speed:,.0f} samples/s{used}")
