@@ -473,7 +473,14 @@ def optimizer_rules(config: Config) -> Iterator[str]:
             "gradients it sends"
         )
     start, warmup = optimizer.decay_start_step, optimizer.warmup_steps
-    if optimizer.schedule == "warmup_decay" and optimizer.decay_steps and start < warmup:
+    if optimizer.schedule != "warmup_decay":
+        return
+    if not warmup and not optimizer.decay_steps:
+        yield (
+            "optimizer.schedule = 'warmup_decay': neither warms up nor decays; needs "
+            "optimizer.warmup_steps or optimizer.decay_steps of 1 or more"
+        )
+    if optimizer.decay_steps and start < warmup:
         yield (
             f"optimizer.decay_start_step = {start}: must not be less than "
             f"optimizer.warmup_steps = {warmup}"

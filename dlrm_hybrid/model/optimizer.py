@@ -65,7 +65,7 @@ class Optimizer(_Optimizer):
     )
     warmup_steps: Count = key(0, "steps from 0 to lr", only="optimizer.schedule=warmup_decay")
     decay_start_step: Count = key(
-        0, "first step of the quadratic decay", only="optimizer.schedule=warmup_decay"
+        0, "first step of the quadratic decay", only="optimizer.decay_steps"
     )
     decay_steps: Count = key(
         0, "length of the decay; 0 never decays", only="optimizer.schedule=warmup_decay"
