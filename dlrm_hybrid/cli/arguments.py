@@ -60,7 +60,9 @@ def parse(verb: str, arguments: Sequence[str]) -> Arguments:
         if text.encode(errors="ignore").decode() != text:
             args.faults.append(f"{text}: is not UTF-8")
         elif text.startswith("-"):
-            _take_flag(args, text, rest)
+            _take_flag(args, verb, text, rest)
+        elif (fault := _own_key(verb, text)) is not None:
+            args.faults.append(fault)
         elif "=" in text or text.startswith("~"):
             args.overrides.append(text)
         else:
@@ -73,7 +75,7 @@ def parse(verb: str, arguments: Sequence[str]) -> Arguments:
     return args
 
 
-def _take_flag(args: Arguments, text: str, rest: list[str]) -> None:
+def _take_flag(args: Arguments, verb: str, text: str, rest: list[str]) -> None:
     """Note a flag in `args`, and take its value from `rest` if it has one."""
     flag, sign, value = text.partition("=")
     if text in SWITCHES:
@@ -87,19 +89,29 @@ def _take_flag(args: Arguments, text: str, rest: list[str]) -> None:
     else:
         if not sign and rest and not rest[0].startswith("-") and "=" not in rest[0]:
             value = rest.pop(0)  # probably meant as the flag's value
-        args.faults.append(_unknown_flag(flag, value))
+        args.faults.append(_unknown_flag(verb, flag, value))
 
 
-def _unknown_flag(flag: str, value: str) -> str:
+def _unknown_flag(verb: str, flag: str, value: str) -> str:
     """The fault of an unknown flag, with the key that it was probably meant for."""
     if flag in HYDRAS:
         return f"{flag}: this flag of Hydra's is not supported; configure with key=value"
     name = flag.lstrip("-").replace("-", "_")
-    keys = [key for key in (*all_keys(), *all_groups()) if key == name] or near_keys(name)
+    exact = (name, f"{verb}.{name}")
+    keys = [key for key in exact if key in all_keys() or key in all_groups()] or near_keys(name)
     if keys:
         meant = did_you_mean(_set(key, value) for key in keys)
         return f"{flag}: keys are set without dashes{meant}"
     return f"{flag}: unknown flag; choose from {', '.join(FLAGS)}"
+
+
+def _own_key(verb: str, text: str) -> str | None:
+    """The fault of a key of the verb's own section that lacks the section; None if it is none."""
+    key, sign, value = text.partition("=")
+    own = f"{verb}.{key}"
+    if not sign or own not in all_keys() or key in all_keys() or value.startswith("{"):
+        return None
+    return f"{key}: is a key of {verb}{did_you_mean([_set(own, value)])}"
 
 
 def _set(key: str, value: str) -> str:
