@@ -18,7 +18,13 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.launch import member as launched
 from dlrm_hybrid.run.launch.environment import Launch, find_launch
 from dlrm_hybrid.run.launch.member import open_rendezvous, own_network
-from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_rank, own_versions
+from dlrm_hybrid.run.launch.rules import (
+    check_versions,
+    check_world,
+    in_plain_text,
+    own_rank,
+    own_versions,
+)
 from dlrm_hybrid.run.request import Arguments
 from dlrm_hybrid.types import ConfigError, DataError, ResourceError
 
@@ -240,6 +246,22 @@ def test_worlds_that_fit_are_let_pass() -> None:
     check_world(config("parallel=single"), launch(WORLD_SIZE="1", RANK="0"), ())
     check_world(config("parallel=hybrid", "network=emulated", "parallel.machines=2"), None, ())
     check_world(config(*TWO, *keys), launch(WORLD_SIZE="4", LOCAL_WORLD_SIZE="2"), ())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "changes", "is_exposed"),
+    [
+        ((HYBRID,), {}, True),
+        ((HYBRID,), {"LOCAL_WORLD_SIZE": "7"}, False),
+        ((HYBRID, *SERVED), {}, False),
+        ((HYBRID, "parallel.trainers=1"), {}, False),
+    ],
+)
+def test_tables_that_cross_machines_in_plain_text_are_told(
+    overrides: Sequence[str], changes: dict[str, str], is_exposed: bool
+) -> None:
+    text = in_plain_text(config(*overrides, KEYS, BIND), launch(**changes))
+    assert (text is not None and "plain TCP" in text) == is_exposed
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,13 @@ from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display, TrainingView
 from dlrm_hybrid.run.launch.environment import Launch
-from dlrm_hybrid.run.launch.rules import check_versions, check_world, own_rank, own_versions
+from dlrm_hybrid.run.launch.rules import (
+    check_versions,
+    check_world,
+    in_plain_text,
+    own_rank,
+    own_versions,
+)
 from dlrm_hybrid.run.rank.main import run_rank
 from dlrm_hybrid.run.rank.process import (
     Outcome,
@@ -277,6 +283,8 @@ def _announce(
         display.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
     display.line(f"run folder {request.folder}")
     run_folder.tell_start(request, resume_from, display.line)
+    if exposed := in_plain_text(request.config, launch):
+        display.line(exposed)
     return Announcement(
         values=request.values,
         overrides=request.overrides,

@@ -52,6 +52,17 @@ def check_world(config: Config, launch: Launch | None, overrides: Sequence[str])
         raise ConfigError(faults_text(faults))
 
 
+def in_plain_text(config: Config, launch: Launch) -> str | None:
+    """What goes from machine to machine unencrypted, for whoever starts the run; None if nothing."""
+    shares_tables = config.parallel.trainers > 1 and not config.parallel.table_servers
+    if launch.num_nodes == 1 or not shares_tables:
+        return None
+    return (
+        "network.keys does not cover tables that trainers share: ids, rows and gradients cross the "
+        "network as plain TCP; keep others off it, or use embedding=served"
+    )
+
+
 def own_rank(config: Config, launch: Launch, overrides: Sequence[str]) -> int:
     """The rank in the world of a process that a launcher has started.
 
