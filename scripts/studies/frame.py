@@ -25,7 +25,7 @@ OWN_RULE = "histogram"  # of gradient=dct
 CLIPPED = 2.5  # of gradient=terngrad
 SIDCO_LETTERS = {"exponential": "E", "gamma": "GP", "pareto": "P"}
 COLUMNS = (
-    *("run", "method", "sparsity", "density", "trainers", "seed", "world", "loss"),
+    *("run", "method", "sparsity", "density", "trainers", "seed", "loss"),
     *("sent", "pulled", "gradient_push", "parameter_pull", "cpu_microseconds"),
 )
 
@@ -34,10 +34,10 @@ def frame(runs: Sequence[Run]) -> Frame:
     """A row for each complete run.
 
     The columns: `run`, its number among `runs`; `method`, ordered, whole gradients first and others
-    as they come; `sparsity`, `density` = 1 - sparsity, `trainers`, `seed` and `world` as they were
-    configured; test `loss`; `sent`, the share of gradients that was sent, and `pulled`, that of
-    weights that a version changed; bytes per sample of `gradient_push` and `parameter_pull`;
-    `cpu_microseconds` per sample of all ranks. What was not counted is NaN.
+    as they come; `sparsity`, `density` = 1 - sparsity, `trainers` and `seed` as configured; test
+    `loss`; `sent`, the share of gradients that was sent, and `pulled`, that of weights that a
+    version changed; bytes per sample of `gradient_push` and `parameter_pull`; `cpu_microseconds`
+    per sample of all ranks. What was not counted is NaN.
     """
     rows: list[dict[str, Any]] = [
         _row(number, run) for number, run in enumerate(runs) if run.status == COMPLETE
@@ -56,7 +56,6 @@ def _row(number: int, run: Run) -> dict[str, Any]:
         "density": config["gradient"].get("density", 1.0),
         "trainers": config["parallel"].get("trainers", 1),
         "seed": config["train"]["seed"],
-        "world": config["parallel"]["world"],
         "loss": summary["test"]["loss"],
         "sent": summary["compression"]["gradient_density"],
         "pulled": summary["network"].get("pull_density"),
