@@ -2,7 +2,7 @@
 
 With a `SparseBoundary` at the cut, a network in one process trains exactly as one that is split
 over two processes with `ThresholdCodec` in between: bit for bit in float32
-(`scripts/studies/split_transformer.py`).
+(`tests/compress/library/test_sparse_boundary.py`).
 
 Shapes: R rows of N elements; K kept of all R * N.
 """
