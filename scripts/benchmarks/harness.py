@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -27,8 +27,6 @@ from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.report.measures import Summary, mean_spread
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.run import training
-from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import COMPLETE
@@ -239,23 +237,6 @@ def middle(run: Run, parts: tuple[float, float]) -> tuple[Event, Event]:
 
 def silent(*_: object) -> None:
     """Progress that nobody sees."""
-
-
-def told_by_ranks(rank: str, folder: Path, overrides: Sequence[str]) -> list[Mapping[str, Any]]:
-    """What the ranks of a run tell at its end, with another body than theirs.
-
-    Args:
-        rank: the body, as "module:function".
-        folder: of the run.
-        overrides: of the run.
-
-    Raises:
-        SystemExit: with the code of a run that fails.
-    """
-    training.TRAIN_RANK = rank
-    if code := run([sys.argv[0], "train", f"hydra.run.dir={folder}", *overrides]):
-        sys.exit(code)
-    return [one.values for one in events.read(folder / "events.jsonl") if one.kind is Kind.RANK]
 
 
 def slug(name: str) -> str:
