@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from itertools import product
 from pathlib import Path
 from statistics import median
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -116,20 +116,13 @@ def command() -> str:
     return shlex.join(["python", os.path.relpath(script, script.parents[2]), *sys.argv[1:]])
 
 
-def program(*words: str, **environment: str) -> Start:
-    """What runs one of Python's programs with the arguments that it is given.
-
-    What it prints goes to standard error.
-    """
-
-    def start(arguments: Sequence[str]) -> None:
-        argv = [sys.executable, *words, *arguments]
-        subprocess.run(argv, check=True, stdout=sys.stderr, env={**os.environ, **environment})
-
-    return start
+def run_verb(arguments: Sequence[str]) -> None:
+    """Run this program, which prints to standard error, as a process of its own."""
+    argv = [sys.executable, "-m", "dlrm_hybrid", *arguments]
+    subprocess.run(argv, check=True, stdout=sys.stderr)
 
 
-OURS = program("-m", "dlrm_hybrid")
+OURS: Start = run_verb
 
 
 def train_once(folder: Path, *overrides: str, start: Start = OURS) -> Run:
@@ -226,6 +219,11 @@ def percent_more(found: Sequence[float], base: Sequence[float], digits: int) -> 
 def samples_of(run: Run) -> float:
     """Rows of all trainers in the steps that are timed."""
     return run.summary["samples_per_second"] * run.summary["seconds"]
+
+
+def ranks_of(run: Run) -> list[Mapping[str, Any]]:
+    """What each rank of a run has told at its end."""
+    return [event.values for event in run.events if event.kind is Kind.RANK]
 
 
 def middle(run: Run, parts: tuple[float, float]) -> tuple[Event, Event]:

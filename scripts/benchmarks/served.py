@@ -23,6 +23,7 @@ from harness import (
     arguments,
     percent_more,
     publish,
+    ranks_of,
     samples_of,
     slug,
     spread,
@@ -30,7 +31,6 @@ from harness import (
     trained,
 )
 from utilisation import cpu_percent, faster, network_percent, speed
-from world import ranks
 
 from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.config.schema import Config
@@ -273,7 +273,7 @@ def cpu_row(case: Case, run: Run) -> Row:
     name, batch_size = case
     samples = samples_of(run)
     spent = dict.fromkeys(("tables", "worker", "server"), 0.0)
-    for rank in ranks(run):
+    for rank in ranks_of(run):
         spent[rank["role"].partition("-")[0]] += rank["cpu_seconds"][Phase.TRAIN]
     microseconds = {kind: 1e6 * batch_size * of / samples for kind, of in spent.items()}
     return {
