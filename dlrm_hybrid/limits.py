@@ -13,7 +13,7 @@ from dlrm_hybrid.types import ResourceError
 
 TRAINER = (
     *("fbgemm_gpu", "hydra", "isal", "matplotlib", "pandas", "psutil", "pyarrow", "pydantic"),
-    *("rich", "safetensors", "tensorboard", "torchrec", "xxhash", "yaml", "zmq", "zstandard"),
+    *("rich", "safetensors", "tensorboard", "torchrec", "xxhash", "yaml", "zmq"),
 )
 """Modules that the trainer and all commands need; the compressors work without them."""
 INSTALL_TRAINER = "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt"

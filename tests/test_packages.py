@@ -73,7 +73,7 @@ def test_a_command_without_the_trainer_says_how_to_get_it() -> None:
     assert done.stdout == ""
     assert done.stderr == (
         "dlrm_hybrid train: needs the extra dlrm-hybrid[train] "
-        "(fbgemm_gpu, hydra, isal and 13 more not found); in a checkout: "
+        "(fbgemm_gpu, hydra, isal and 12 more not found); in a checkout: "
         "pip install ./packaging/fbgemm-gpu-cpu '.[train]' -c constraints.txt\n"
     )
     assert done.returncode == 5

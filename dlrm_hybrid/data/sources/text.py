@@ -9,14 +9,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from io import BufferedReader
+from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import xxhash
-import zstandard
-from isal import isal_zlib
+from isal import igzip, isal_zlib
 
 from dlrm_hybrid.arrays import Bytes
 from dlrm_hybrid.kernels.criteo import count_lines
@@ -110,19 +109,15 @@ def refuse_others(chunks: Iterator[bytes], path: Path, key: str) -> Iterator[byt
 MAX_LINE_BYTES = 1 << 20
 RAW_KEY = "data.raw"
 _CHUNK_BYTES = 1 << 17
-_SAMPLE_BYTES = 1 << 20
+_SAMPLE_BYTES, _SAMPLE_PIECE_BYTES = 1 << 20, 1 << 12
 _MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),  # a frame, or skippable one
 }
-_DAMAGED = (cast(type[Exception], isal_zlib.error), zstandard.ZstdError)
-_GZIP_WINDOW_BITS = 31
-# The zstd command's limit without --long: a decoder keeps this much text in memory.
+# The zstd command's limit without --long, and Arrow's: a decoder keeps this much text in memory.
 _ZSTD_MAX_WINDOW_BYTES = 1 << 27
-# Text from one call of a decoder. Four bytes of a zstd frame may stand for a block of 128 KiB.
-_MAX_TEXT_BYTES = 1 << 20
-_ZSTD_INPUT_BYTES = 1 << 9
-_TOO_MUCH_MEMORY = "too much memory"  # part of libzstd's message
+_DAMAGED = (OSError, EOFError, cast(type[Exception], isal_zlib.error))
+_TOO_MUCH_MEMORY, _TRUNCATED = "too much memory", "Truncated"  # in messages of libzstd and Arrow
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,50 +139,27 @@ class Lines:
     raw_bytes: int
 
 
-class _Decoder(Protocol):
-    """Decompresses one member in bounded pieces, however large its text is."""
+class _Pieces(RawIOBase):
+    """The bytes of a file, at most some at a time, each shown as it is read."""
 
-    @property
-    def eof(self) -> bool: ...
-    def decompress(self, data: bytes) -> tuple[bytes, bytes]:
-        """Decompress some text; also returns the data left, for the next call or member."""
-        ...
+    def __init__(self, file: BufferedReader, piece_bytes: int, seen: Callable[[bytes], object]):
+        self._file, self._piece_bytes, self._seen = file, piece_bytes, seen
 
+    def readable(self) -> bool:
+        """They are: decoders ask."""
+        return True
 
-class _GzipDecoder:
-    def __init__(self) -> None:
-        self._inner = isal_zlib.decompressobj(wbits=_GZIP_WINDOW_BITS)
+    def read(self, size: int = -1, /) -> bytes:
+        """The next bytes, no more than `size`."""
+        piece = self._file.read(min(size, self._piece_bytes))
+        self._seen(piece)
+        return piece
 
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    def decompress(self, data: bytes) -> tuple[bytes, bytes]:
-        text = self._inner.decompress(data, _MAX_TEXT_BYTES)
-        return text, self._inner.unused_data if self._inner.eof else self._inner.unconsumed_tail
-
-
-class _ZstdDecoder:
-    def __init__(self) -> None:
-        decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_MAX_WINDOW_BYTES)
-        self._inner = decompressor.decompressobj()
-
-    @property
-    def eof(self) -> bool:
-        return self._inner.eof
-
-    def decompress(self, data: bytes) -> tuple[bytes, bytes]:
-        texts: list[bytes] = []
-        num_bytes = at = 0
-        view = memoryview(data)
-        while at < len(data) and num_bytes < _MAX_TEXT_BYTES and not self.eof:
-            texts.append(self._inner.decompress(view[at : at + _ZSTD_INPUT_BYTES]))
-            num_bytes += len(texts[-1])
-            at += _ZSTD_INPUT_BYTES
-        return b"".join(texts), self._inner.unused_data + data[at:]
-
-
-_DECODERS: dict[str, Callable[[], _Decoder]] = {".gz": _GzipDecoder, ".zst": _ZstdDecoder}
+    def readinto(self, buffer: Any) -> int:
+        """Fill the beginning of a buffer."""
+        piece = self.read(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
 
 
 def _compression(file: BufferedReader, path: Path, key: str) -> str | None:
@@ -199,51 +171,28 @@ def _compression(file: BufferedReader, path: Path, key: str) -> str | None:
     return kind
 
 
-def _decompress(
-    pieces: Iterator[bytes],
-    tell: Callable[[], int],
-    path: Path,
-    key: str,
-    new_decoder: Callable[[], _Decoder],
-) -> Iterator[bytes]:
-    """Decompress one or several members; zero bytes between and after them are padding."""
-    decoder: _Decoder | None = None
-    data = b""
-    text_bytes = 0
-    has_more = False  # the decoder has taken all data, but may hold more text
-    while data or has_more or (data := next(pieces, b"")):
-        if decoder is None:
-            data = data.lstrip(b"\0")
-            if not data:
-                continue
-            decoder = new_decoder()
-        try:
-            text, data = decoder.decompress(data)
-        except _DAMAGED as error:
-            raise DataError(
-                f"{path}: damaged compressed data near byte {tell()}, "
-                f"after {text_bytes} bytes of text: {_reason(error)} ({key})"
-            ) from error
-        has_more = len(text) >= _MAX_TEXT_BYTES and not decoder.eof
-        if decoder.eof:
-            decoder = None
-        text_bytes += len(text)
-        if text:  # a frame's header has none
-            yield text
-    if decoder is not None:
-        raise DataError(
-            f"{path}: the compressed file is truncated after {tell()} bytes "
-            f"({text_bytes} bytes of text; {key})"
-        )
+def _decompressed(kind: str | None, pieces: _Pieces) -> Any:
+    """A file of the text; one or several members, of which gzip's may have zeros behind them."""
+    if kind == ".gz":
+        return igzip.IGzipFile(fileobj=pieces, mode="rb")
+    if kind == ".zst":
+        from dlrm_hybrid.data.sources.arrow import pa  # takes a while
+
+        return pa.CompressedInputStream(pa.PythonFile(pieces, "r"), "zstd")
+    return pieces
 
 
-def _reason(error: Exception) -> str:
-    if _TOO_MUCH_MEMORY in str(error):
-        return (
+def _damage(error: Exception, file_bytes: int, text_bytes: int) -> str:
+    if isinstance(error, EOFError) or _TRUNCATED in str(error):
+        return f"the compressed file is truncated after {file_bytes} bytes ({text_bytes} of text)"
+    reason = str(error)
+    if _TOO_MUCH_MEMORY in reason:
+        reason = (
             f"its window is larger than {_ZSTD_MAX_WINDOW_BYTES} bytes; compress it again without "
             "zstd's --long"
         )
-    return str(error)
+    place = f"near byte {file_bytes}, after {text_bytes} bytes of text"
+    return f"damaged compressed data {place}: {reason}"
 
 
 def read_text(
@@ -264,19 +213,22 @@ def read_text(
         DataError: it cannot be read, is damaged or truncated, or is a file of another kind.
     """
 
-    def pieces() -> Iterator[bytes]:
-        while piece := file.read(chunk_bytes):
-            seen(piece)
-            yield piece
+    text_bytes = 0
+
+    def chunks(stream: Any) -> Iterator[bytes]:
+        nonlocal text_bytes
+        while chunk := stream.read(chunk_bytes):
+            text_bytes += len(chunk)
+            yield chunk
 
     try:
         kind = _compression(file, path, key)
-        chunks = pieces()
-        if kind is not None:
-            chunks = _decompress(chunks, file.tell, path, key, _DECODERS[kind])
-        yield from refuse_others(chunks, path, key)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error} ({key})") from error
+        text = chunks(_decompressed(kind, _Pieces(file, chunk_bytes, seen)))
+        yield from refuse_others(text, path, key)
+    except _DAMAGED as error:
+        is_disk = isinstance(error, OSError) and error.errno is not None
+        fault = f"cannot be read: {error}" if is_disk else _damage(error, file.tell(), text_bytes)
+        raise DataError(f"{path}: {fault} ({key})") from error
 
 
 def long_line(path: Path, line: int) -> DataError:
@@ -290,7 +242,7 @@ def estimated_rows(path: Path) -> float:
     with path.open("rb") as file:
         # `blocks` reports damage: bad rows before it must be reported first.
         with suppress(DataError):
-            for chunk in read_text(file, path, _CHUNK_BYTES, len):
+            for chunk in read_text(file, path, _SAMPLE_PIECE_BYTES, len):
                 text_bytes += len(chunk)
                 lines += chunk.count(b"\n")
                 if text_bytes >= _SAMPLE_BYTES:
