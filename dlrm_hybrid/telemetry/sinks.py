@@ -1,10 +1,9 @@
-"""Sinks of events: a file of JSON lines, TensorBoard, or any function."""
+"""Sinks of events: a file of JSON lines, and TensorBoard."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -17,8 +16,6 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.types import ScoredPart
 
 EVENT_PB2, SUMMARY_PB2 = cast(Any, event_pb2), cast(Any, summary_pb2)  # made by protoc, untyped
-
-
 _DENSITIES = (
     ("compression/gradient_density", compression.GRADIENT),
     ("compression/activation_density", compression.ACTIVATION),
@@ -35,37 +32,6 @@ class Sink(Protocol):
     def close(self) -> None:
         """Make all events taken so far durable."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Fanout:
-    """A sink that passes events to several."""
-
-    sinks: Sequence[Sink]
-
-    def write(self, event: Event) -> None:
-        """Pass the event to each sink."""
-        for sink in self.sinks:
-            sink.write(event)
-
-    def close(self) -> None:
-        """Close each sink."""
-        for sink in self.sinks:
-            sink.close()
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A function as a sink, such as the live display."""
-
-    function: Callable[[Event], object]
-
-    def write(self, event: Event) -> None:
-        """Call the function with the event."""
-        self.function(event)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 class JsonLines:

@@ -13,7 +13,6 @@ from dlrm_hybrid.telemetry import compression
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
-from dlrm_hybrid.telemetry.sinks import Sink
 from dlrm_hybrid.train.engine import Show
 from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.types import ScoredPart
@@ -30,14 +29,14 @@ class Recorder:
         plan: plan of the run.
         schedule: learning rate of the dense parameters.
         meter: meter of the process.
-        sink: takes the events on record.
+        record: takes the events on record.
         live: takes the events that are only displayed.
     """
 
     plan: Plan
     schedule: LrSchedule
     meter: RankMeter
-    sink: Sink
+    record: Callable[[Event], None]
     live: Callable[[Event], None]
     _next_tick: float = 0.0
 
@@ -96,7 +95,7 @@ class Recorder:
             "seconds": saved.seconds + waited_seconds,
             "background_seconds": saved.background_seconds,
         }
-        self.sink.write(Event(Kind.SAVED, saved.step, time.time(), values))
+        self.record(Event(Kind.SAVED, saved.step, time.time(), values))
 
     def stopping(self, progress: Progress) -> None:
         """Show that a signal ends the run."""
@@ -110,7 +109,7 @@ class Recorder:
         if progress.batches:
             values["batches"] = progress.batches
         values = {"samples": progress.samples, **values}
-        self.sink.write(Event(kind, progress.step, time.time(), values))
+        self.record(Event(kind, progress.step, time.time(), values))
 
 
 def reporting(live: Callable[[Event], None], task: str, unit: str) -> Show:

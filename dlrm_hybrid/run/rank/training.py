@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Generator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from dlrm_hybrid.run.rank.vectors import begin_with_vectors
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.sinks import Call, Fanout, JsonLines, Sink, TensorBoard
+from dlrm_hybrid.telemetry.sinks import JsonLines, Sink, TensorBoard
 from dlrm_hybrid.telemetry.trackers import open_trackers
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.driver import Driver
@@ -45,18 +45,17 @@ def train_to_the_end(
     del source  # with its open files
     meter.step = progress.step
     clean(job.checkpoints)
-    sink = _open_sink(job, report, progress)
-    with closing(sink):
-        sink.write(_started(job, progress, changed))
+    with _recording(job, report, progress) as record:
+        record(_started(job, progress, changed))
         recorder = Recorder(
-            plan=job.plan, schedule=engine.schedule, meter=meter, sink=sink, live=report
+            plan=job.plan, schedule=engine.schedule, meter=meter, record=record, live=report
         )
         saver = checkpoint_writer(job, engine.holder)
         driver = Driver(
             engine, job.plan, progress, saver=saver, recorder=recorder, meter=meter, stop=stop
         )
         progress = driver.run()
-        sink.write(Event(Kind.FINISHED, progress.step, time.time(), engine.departures()))
+        record(Event(Kind.FINISHED, progress.step, time.time(), engine.departures()))
 
 
 def checkpoint_writer(job: Job, holder: Holder) -> CheckpointWriter:
@@ -94,19 +93,29 @@ def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
     return progress
 
 
-def _open_sink(job: Job, report: Report, progress: Progress) -> Sink:
+@contextmanager
+def _recording(job: Job, report: Report, progress: Progress) -> Generator[Report, None, None]:
     """Open the sinks of recorded events, without the events that will be repeated."""
     folder = Path(job.task.run_folder)
     path = folder / EVENTS_FILE
-    record = events.read(path) if path.exists() else ()
-    past = events.until(record, progress.step, progress.evaluated_step, progress.tested_step)
+    recorded = events.read(path) if path.exists() else ()
+    past = events.until(recorded, progress.step, progress.evaluated_step, progress.tested_step)
     write_whole(path, "".join(f"{event.to_json()}\n" for event in past))
-    sinks: list[Sink] = [JsonLines(path), Call(report)]
+    sinks: list[Sink] = [JsonLines(path)]
     if job.config.telemetry.tensorboard:
         sinks.append(TensorBoard(folder / "tensorboard", progress.samples))
     name, chosen = job.config.name, job.config.telemetry.trackers
     sinks += open_trackers(folder, chosen, flat(job.values), name, _log)
-    return Fanout(sinks)
+    with ExitStack() as stack:
+        for sink in reversed(sinks):  # the first is closed first
+            stack.callback(sink.close)
+
+        def record(event: Event) -> None:
+            for sink in sinks:
+                sink.write(event)
+            report(event)
+
+        yield record
 
 
 def _log(text: str) -> None:
