@@ -232,16 +232,9 @@ class _Totals:
         while len(clicked.key_K) + len(skipped.key_K) > max_bins and shift < 32:
             shift += 1
             clicked, skipped = clicked.coarser(shift), skipped.coarser(shift)
-        return _Totals(
-            self.rows + other.rows,
-            self.clicks + other.clicks,
-            self.skips + other.skips,
-            self.loss + other.loss,
-            self.predicted + other.predicted,
-            self.correct + other.correct,
-            clicked,
-            skipped,
-        )
+        sums = ("rows", "clicks", "skips", "loss", "predicted", "correct")
+        added = {name: getattr(self, name) + getattr(other, name) for name in sums}
+        return _Totals(**added, clicked=clicked, skipped=skipped)
 
 
 def _count(

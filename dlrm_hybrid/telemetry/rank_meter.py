@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, fields
 from threading import get_ident
 from typing import Any, NamedTuple, final
 
@@ -54,15 +54,10 @@ class Interval:
     def plus(self, *intervals: Interval) -> Interval:
         """The sums of several workers, or of intervals that follow each other."""
         parts = (self, *intervals)
-        return Interval(
-            rows=sum(part.rows for part in parts),
-            loss_sum=sum(part.loss_sum for part in parts),
-            correct=sum(part.correct for part in parts),
-            sent_bytes=sum(part.sent_bytes for part in parts),
-            dense_equivalent_bytes=sum(part.dense_equivalent_bytes for part in parts),
-            sent_rows=sum(part.sent_rows for part in parts),
-            compression=merged(part.compression for part in parts),
-        )
+        compression = merged(part.compression for part in parts)
+        names = [f.name for f in fields(Interval) if f.name != "compression"]
+        sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+        return Interval(**sums, compression=compression)
 
 
 def _zeros() -> dict[Phase, float]:
