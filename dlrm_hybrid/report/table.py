@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape as escape_html
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING, TypeVar, final
 
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import printable
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import rich.table
 
 MISSING = "–"
+Number = TypeVar("Number", bound=float)
 _MARKUP = re.compile(r"(?<=\])\(|\|")
 
 
@@ -90,6 +91,11 @@ class Table:
     def _is_right(self) -> list[bool]:
         align = self.align.ljust(len(self.columns), self.align[-1])
         return [letter == "r" for letter in align[: len(self.columns)]]
+
+
+def cell(value: Number | None, show: Callable[[Number], str] = "{:.4f}".format) -> str:
+    """A figure as a cell, by default with four decimal places; a dash where there is none."""
+    return MISSING if value is None else show(value)
 
 
 def plain_markdown(text: str) -> str:

@@ -7,6 +7,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ from dlrm_hybrid.report.measures import (
     texts,
 )
 from dlrm_hybrid.report.runs import Run, is_run, read_run
-from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.report.table import MISSING, Table, cell
 from dlrm_hybrid.telemetry.compression import ratio
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import COMPLETE, UNFINISHED, role_of, role_order
@@ -57,7 +58,7 @@ ALL = "all"
 STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
 MAX_BARS = 16  # with more roles in all, each run has one bar, the mean of its roles
 GROWTH = ("rows", "reused", "appended", "evicted", "unknown")
-BEFORE = {
+SCORES = {
     "loss": "log-loss",
     "normalized_entropy": "NE",
     "auc": "AUC",
@@ -150,8 +151,7 @@ def by_run(
 
 
 def _texts(runs: Sequence[Run], measure: Measure) -> list[str]:
-    values = [measure.pick(run.summary) for run in runs]
-    return [MISSING if value is None else measure.show(value) for value in values]
+    return [cell(measure.pick(run.summary), measure.show) for run in runs]
 
 
 def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
@@ -188,38 +188,29 @@ def growth(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 def progressive(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Scores of rows before they were learned (`data.progressive`); None without such runs."""
-    names = [
-        name
-        for name in BEFORE
-        if name != "gauc" or any(name in run.summary["test"] for run in runs)
-    ]
-    rows = [
-        (label, Path(str(run.config["data"]["raw"])).name, *_before(run.summary["test"], names))
+    scores = {
+        (label, Path(str(run.config["data"]["raw"])).name): run.summary["test"]
         for label, run in zip(labels, runs, strict=True)
         if run.config["data"].get("progressive")
-    ]
-    return Table(("run", "file", *map(BEFORE.__getitem__, names)), rows, "ll") if rows else None
+    }
+    return _scores(("run", "file"), scores)
 
 
 def label_scores(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Scores of each of several labels on the test part; None without such runs."""
-    several = [run.summary["test"].get("labels", {}) for run in runs]
-    names = [
-        name
-        for name in BEFORE
-        if name != "gauc" or any(name in x for scores in several for x in scores.values())
-    ]
-    rows = [
-        (run, label, *_before(row, names))
-        for run, scores in zip(labels, several, strict=True)
-        for label, row in scores.items()
-    ]
-    return Table(("run", "label", *map(BEFORE.__getitem__, names)), rows, "ll") if rows else None
+    scores = {
+        (run_label, label): of_label
+        for run_label, run in zip(labels, runs, strict=True)
+        for label, of_label in run.summary["test"].get("labels", {}).items()
+    }
+    return _scores(("run", "label"), scores)
 
 
-def _before(scores: Summary, names: Sequence[str]) -> list[str]:
-    values = [scores.get(name) for name in names]
-    return [MISSING if value is None else f"{value:.4f}" for value in values]
+def _scores(heads: Sequence[str], scores: Mapping[tuple[str, ...], Summary]) -> Table | None:
+    """A row of `SCORES` for each pair of heads; None without any, GAUC only if one has it."""
+    names = [n for n in SCORES if n != "gauc" or any(n in x for x in scores.values())]
+    rows = [(*row, *(cell(x.get(name)) for name in names)) for row, x in scores.items()]
+    return Table((*heads, *(SCORES[name] for name in names)), rows, "ll") if rows else None
 
 
 def _most_new(summary: Summary) -> list[tuple[str, list[int]]]:
@@ -300,7 +291,7 @@ def _rank_cells(group: Sequence[Summary]) -> tuple[str, ...]:
     return (
         integer(len(group)),
         digits(cpu_seconds),
-        MISSING if share is None else percent(share),
+        cell(share, percent),
         digits(peak_bytes / MEGABYTE),
     )
 
@@ -334,7 +325,7 @@ def origins(runs: Sequence[Run], labels: Sequence[str]) -> Table:
                 str(run.folder),
                 str(run.environment.get("when", MISSING)),
                 str(run.environment.get("git_sha") or MISSING),
-                MISSING if (restarts := run.summary["restarts"]) is None else f"{restarts:,}",
+                cell(run.summary["restarts"], integer),
                 shlex.join(run.overrides) or MISSING,
             )
             for label, run in zip(labels, runs, strict=True)
@@ -359,11 +350,6 @@ def microseconds_by_role(summary: Summary) -> pd.DataFrame:
     Values are means over the ranks of a role, so its spans add up to the time of the run.
     """
     return _by_role(summary, "seconds_by_span").reindex(columns=SPANS)
-
-
-def waits_by_role(summary: Summary) -> pd.DataFrame:
-    """The `wait` of `microseconds_by_role` by reason; empty if not measured."""
-    return _by_role(summary, "seconds_by_wait")
 
 
 def _by_role(summary: Summary, key: str) -> pd.DataFrame:
@@ -414,7 +400,7 @@ def spans(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 
 def waits(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Waits of each role by reason; None if no rank has measured them."""
-    spent = _frame_of_runs(runs, labels, waits_by_role)
+    spent = _frame_of_runs(runs, labels, partial(_by_role, key="seconds_by_wait"))
     sums: dict[str, float] = {str(name): total for name, total in spent.sum().items()}
     names = sorted(sums, key=lambda name: -sums[name])
     shown = spent.where(spent > 0).reindex(columns=names)

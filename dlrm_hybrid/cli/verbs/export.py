@@ -6,7 +6,7 @@ from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal, quantity
 from dlrm_hybrid.export.delta import export_delta
 from dlrm_hybrid.export.writing import export
-from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.report.table import Table, cell
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.types import ExitCode
@@ -47,5 +47,4 @@ def _delta(request: Request, terminal: Terminal) -> int:
 
 
 def _cells(name: str, scores: BinaryScores) -> list[str]:
-    auc = MISSING if scores.auc is None else f"{scores.auc:.6f}"
-    return [name, f"{scores.log_loss:.6f}", auc]
+    return [name, *(cell(x, "{:.6f}".format) for x in (scores.log_loss, scores.auc))]

@@ -15,7 +15,7 @@ from dlrm_hybrid.checkpoint.manifest import Score
 from dlrm_hybrid.cli.terminal import Terminal, quantity
 from dlrm_hybrid.config.identity import with_value
 from dlrm_hybrid.config.validate import faults_text, validate
-from dlrm_hybrid.report.table import MISSING, Table
+from dlrm_hybrid.report.table import MISSING, Table, cell
 from dlrm_hybrid.run.display import Bar, Count
 from dlrm_hybrid.run.following import follow
 from dlrm_hybrid.run.request import Request
@@ -104,12 +104,11 @@ class FileView:
     def result(self, path: Path, summary: Values, teacher: Values | None) -> None:
         """Show the scores before the file was learned, and the speed."""
         scores, speed = summary["test"], summary["samples_per_second"]
-        auc = MISSING if scores["auc"] is None else f"{scores['auc']:.4f}"
         gauc = f", GAUC {scores['gauc']:.4f}" if "gauc" in scores else ""
         rate = "" if speed is None else f", {speed:,.0f} samples/s"
         self.terminal.line(
-            f"{path.parent.name}: log-loss {scores['loss']:.4f}, AUC {auc}{gauc} before, "
-            f"then {summary['samples']:,} samples learned{rate}"
+            f"{path.parent.name}: log-loss {scores['loss']:.4f}, AUC {cell(scores['auc'])}{gauc} "
+            f"before, then {summary['samples']:,} samples learned{rate}"
         )
 
 
@@ -182,11 +181,10 @@ class LiveTraining:
         elif event.kind in (Kind.PROGRESS, Kind.TICK):
             self._progress(event)
         elif event.kind is Kind.EVALUATED:
-            auc = MISSING if values["auc"] is None else f"{values['auc']:.4f}"
             loss = f"{part_of(event)} log-loss {values['log_loss']:.4f}"
             gauc = f", GAUC {values['gauc']:.4f}" if "gauc" in values else ""
             self._terminal.line(
-                f"step {event.step:,}: {loss}, AUC {auc}{gauc}, "
+                f"step {event.step:,}: {loss}, AUC {cell(values['auc'])}{gauc}, "
                 f"accuracy {values['accuracy']:.2%} (base rate {values['base_rate']:.2%})"
                 f"{_labels_text(values)}"
             )
@@ -265,10 +263,6 @@ def show_scores(terminal: Terminal, title: str, scores: Values, teacher: Values 
 
     Of several labels each has a row, below that of their weighted sum.
     """
-
-    def cell(value: float | None) -> str:
-        return MISSING if value is None else f"{value:.4f}"
-
     columns = {
         **{"loss": "log-loss", "auc": "AUC", "gauc": "GAUC", "accuracy": "accuracy"},
         **{"normalized_entropy": "NE", "base_rate": "clicks", "calibration": "calibration"},
