@@ -207,10 +207,8 @@ def refusals() -> Generator[None, None, None]:
 def append(descriptor: int, data: bytes) -> None:
     """Append all of `data` to a file, or raise OSError and leave it as it was."""
     size = os.fstat(descriptor).st_size
-    view = memoryview(data)
     try:
-        while view:
-            view = view[os.write(descriptor, view) :]
+        _write_all(descriptor, memoryview(data))
     except OSError:
         os.ftruncate(descriptor, size)
         raise

@@ -6,7 +6,7 @@ import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from importlib import metadata
 from pathlib import Path
@@ -41,21 +41,12 @@ class Level(StrEnum):
     FAIL = "FAIL"
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
-    """A line of the report; unless it is OK, `detail` says what to do."""
-
-    name: str
-    level: Level
-    detail: str
-
-
 Finding = tuple[Level, str]
-"""Level and detail of a check."""
+"""Severity and detail of a check; unless it is OK, the detail says what to do."""
 
 
-def run_checks(folder: Path, rows: Callable[[], Finding]) -> Iterator[Check]:
-    """Run all checks, cheapest first.
+def run_checks(folder: Path, rows: Callable[[], Finding]) -> Iterator[tuple[str, Level, str]]:
+    """Run all checks, cheapest first; yield name, severity and detail of each.
 
     Args:
         folder: where runs and data would be.
@@ -78,9 +69,9 @@ def run_checks(folder: Path, rows: Callable[[], Finding]) -> Iterator[Check]:
     }
     for name, probe in probes.items():
         try:
-            yield Check(name, *probe())
+            yield name, *probe()
         except Exception as error:  # whatever is broken is a finding, not the end of the report
-            yield Check(name, Level.FAIL, f"{type(error).__name__}: {error}")
+            yield name, Level.FAIL, f"{type(error).__name__}: {error}"
 
 
 def _python() -> Finding:
@@ -111,10 +102,8 @@ def _cores() -> Finding:
 
 
 def _vectors() -> Finding:
-    flags: set[str] = set()
-    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-        if line.startswith(("flags", "Features")):
-            flags |= set(line.partition(":")[2].split())
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    flags = " ".join(line for line in lines if line.startswith(("flags", "Features"))).split()
     names = [flag for flag in VECTOR_FLAGS if flag in flags]
     if not names:
         return Level.NOTE, "none known: training will be slow"

@@ -98,8 +98,7 @@ class Preparing:
                 f"step {self.step}: {shard.not_finite} of {name} (rank {rank}) is not finite, so "
                 f"no checkpoint was saved; {key_of_rate(shard.not_finite)} may be too high"
             )
-        owed = {number: title for number, title in self.owed.items() if number != rank}
-        return replace(self, owed=owed, shards={**self.shards, name: shard})
+        return replace(self.without(rank), shards={**self.shards, name: shard})
 
     def without(self, rank: int) -> Preparing:
         """This checkpoint without a rank that was lost before it reported."""

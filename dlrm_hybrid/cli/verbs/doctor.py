@@ -62,9 +62,9 @@ def _compile(terminal: Terminal) -> int:
 
 def _check(rows: Path, terminal: Terminal) -> int:
     failed = 0
-    for check in run_checks(Path.cwd(), lambda: _check_rows(rows, terminal)):
-        terminal.line(f"{check.level:<4}  {check.name:<19}  {check.detail}")
-        failed += check.level is Level.FAIL
+    for name, level, detail in run_checks(Path.cwd(), lambda: _check_rows(rows, terminal)):
+        terminal.line(f"{level:<4}  {name:<19}  {detail}")
+        failed += level is Level.FAIL
     if failed:
         terminal.line(f"not ready to train: {failed} of these failed")
         return ExitCode.RESOURCES
