@@ -16,6 +16,7 @@ from dlrm_hybrid.config.keys import (
     all_groups,
     all_keys,
     default_choices,
+    head_of,
     line_of,
     summary,
 )
@@ -36,18 +37,8 @@ VERBS = {
     "doctor": "check this machine and report problems; make key files",
 }
 TRAIN_READS = (
-    *(
-        "name",
-        "precision",
-        "device",
-        "tf32",
-        "threads",
-        "skip_completed",
-        "conf",
-        "train",
-        "prepare.overwrite",
-    ),
-    *("data", "model", "optimizer"),
+    *("name", "precision", "device", "tf32", "threads", "skip_completed", "conf", "train"),
+    *("prepare.overwrite", "data", "model", "optimizer"),
     *("embedding", "parallel", "schedule", "sync", "gradient", "activation", "pull", "network"),
     *("evaluate.batch_size", "checkpoint", "telemetry"),
 )
@@ -60,19 +51,10 @@ READS: Mapping[str, tuple[str, ...]] = {
         *("evaluate", "activation.evaluate_masked", "data", "device", "embedding.device", "tf32"),
         "threads",
     ),
-    "predict": (
-        *("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
-    ),
+    "predict": ("predict", "threads", "evaluate.batch_size", "data.prepared", "data.block_bytes"),
     "export": ("export", "data", "threads"),
     "import": (
-        "import",
-        "precision",
-        "threads",
-        "train",
-        "data",
-        "model",
-        "optimizer",
-        "embedding",
+        *("import", "precision", "threads", "train", "data", "model", "optimizer", "embedding"),
     ),
     "report": ("report",),
     "watch": ("watch",),
@@ -208,9 +190,8 @@ def unread(verb: str, overrides: Sequence[str]) -> dict[str, str]:
     """Overrides of known keys that a verb does not read, with a message for each."""
     messages: dict[str, str] = {}
     for text in overrides:
-        name, _, value = text.lstrip("+~").partition("=")
-        name = name.partition("@")[0]
-        if name == "model" and ":" in value and verb in TAKE_A_MODEL:
+        name = head_of(text)
+        if name == "model" and ":" in text and verb in TAKE_A_MODEL:
             continue  # lets the model of a run be imported
         readers = [f"`{reader}`" for reader in VERBS if _reads(reader, name)]
         if readers and f"`{verb}`" not in readers:

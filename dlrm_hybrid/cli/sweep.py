@@ -18,6 +18,7 @@ from rich.table import Column
 from dlrm_hybrid.cli.terminal import PLAIN_LINE_SECONDS, REFRESH_SECONDS, Terminal, duration
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.identity import CONFIG_FILE
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.disk import SWEEP_FOLDER_KEY, refusals
@@ -68,7 +69,7 @@ class Sweep:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock.enter_context(one_run(self.folder, SWEEP_FOLDER_KEY))
             self._has_begun = True
-        varied = [text for text in job.overrides if text.partition("=")[0].lstrip("+") in self.keys]
+        varied = [text for text in job.overrides if head_of(text) in self.keys]
         self.terminal.line(f"job {job.folder.name}: {' '.join(varied or job.overrides)}")
         return f"job {job.folder.name}"
 

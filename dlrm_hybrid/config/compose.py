@@ -31,6 +31,7 @@ from dlrm_hybrid.config.keys import (
     EXPERIMENT,
     ROOT,
     all_groups,
+    head_of,
     readers_of,
     with_whole_numbers,
 )
@@ -156,18 +157,21 @@ def choice_of(
     overrides = with_density(overrides)
     load_typed(overrides)
     conf = OwnExperiments.of(overrides)
-    lost = conf.faults_of([x for x in overrides if not override_fault(x, is_sweep, conf.names)])
+    wrong = _wrong(overrides, conf, is_sweep)
+    lost = conf.faults_of([text for text in overrides if text not in wrong])
     if lost:  # without the folder nobody knows what its experiments are
         overrides = [text for text in overrides if not _is_of(text, CONF, EXPERIMENT)]
         conf = OwnExperiments()
     if is_sweep:
-        several = [text for text in overrides if not override_fault(text, True, conf.names)]
-        first = {text: points_of(text, conf.names).overrides[0] for text in several}
-        overrides = [first.get(text, text) for text in overrides]
-    tried = _tried(overrides, _wrong(overrides, conf), conf, has_model, None)
+        wrong = _wrong(overrides, conf, True)
+        overrides = [
+            text if text in wrong else points_of(text, conf.names).overrides[0]
+            for text in overrides
+        ]
+    tree, wrong, faults = _tried(overrides, _wrong(overrides, conf), conf, has_model, None)
     with composing():
-        values = sound(tried.tree.values, lambda: _without_values(overrides, tried.wrong))
-    return Choice(values, (*lost, *tried.wrong.values()), tuple(tried.faults))
+        values = sound(tree.values, lambda: _without_values(overrides, wrong))
+    return Choice(values, (*lost, *wrong.values()), tuple(faults))
 
 
 def job_of(
@@ -208,7 +212,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     overrides = with_density(overrides)
     load_typed(overrides)
     conf = OwnExperiments.of(overrides)
-    wrong = {text: fault for text in overrides if (fault := override_fault(text, True, conf.names))}
+    wrong = _wrong(overrides, conf, True)
     typed = [points_of(text, conf.names) for text in overrides if text not in wrong]
     conf.check([text for point in typed for text in point.overrides], [*faults, *wrong.values()])
     with composing():
@@ -237,19 +241,10 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
 
 def given_keys(overrides: Sequence[str]) -> list[str]:
     """Keys and sections to which these overrides, and the files of experiments, give a value."""
-    keys: list[str] = []
-    conf = OwnExperiments.of(overrides)
-    for text in overrides:
-        key, value = read_override(text)
-        if key in GROUPS and ":" in str(value):  # lets it be imported, and has no say on settings
-            key = f"{key}.name"
-        if key != EXPERIMENT or value is None:
-            keys.append(key)
-            continue
-        names = cast("list[Any]", value) if isinstance(value, list) else [value]
-        for name in names:
-            keys += conf.keys_of(name)
-    return keys
+    pairs = [read_override(text) for text in overrides if head_of(text) != EXPERIMENT]
+    # A path lets a choice be imported, and has no say on its settings.
+    keys = [f"{key}.name" if key in GROUPS and ":" in str(x) else key for key, x in pairs]
+    return keys + OwnExperiments.of(overrides).keys_set(overrides)
 
 
 def shown(overrides: Sequence[str], which: str, package: str | None, resolve: bool) -> str:
@@ -299,47 +294,46 @@ def _composed(
     conf = OwnExperiments.of(overrides)
     wrong = _wrong(overrides, conf)
     conf.check([text for text in overrides if text not in wrong], [*faults, *wrong.values()])
-    tried = _tried(overrides, wrong, conf, has_model, folder_key)
-    if every_fault := [*faults, *tried.wrong.values(), *tried.faults]:
+    tree, wrong, more = _tried(overrides, wrong, conf, has_model, folder_key)
+    if every_fault := [*faults, *wrong.values(), *more]:
         raise ConfigError(faults_text(every_fault))
-    return tried.tree
+    return tree
 
 
-@dataclass(frozen=True, slots=True)
-class _Tried:
-    """A trial of overrides: `wrong` has a message for each that could not be applied."""
-
-    tree: _Tree
-    wrong: Mapping[str, str]
-    faults: Sequence[str]
-
-
-def _wrong(overrides: Sequence[str], conf: OwnExperiments) -> dict[str, str]:
-    return {text: fault for text in overrides if (fault := override_fault(text, own=conf.names))}
+def _wrong(
+    overrides: Sequence[str], conf: OwnExperiments, is_sweep: bool = False
+) -> dict[str, str]:
+    """A message for each override that is wrong by itself."""
+    faults = {text: override_fault(text, is_sweep, conf.names) for text in overrides}
+    return {text: fault for text, fault in faults.items() if fault}
 
 
 def _tried(
     overrides: Sequence[str],
-    wrong: dict[str, str],
+    wrong: Mapping[str, str],
     conf: OwnExperiments,
     has_model: bool,
     folder_key: str | None,
-) -> _Tried:
-    """Compose overrides but those wrong by themselves; files of experiments have no faults."""
+) -> tuple[_Tree, Mapping[str, str], list[str]]:
+    """Compose overrides but those wrong by themselves; files of experiments have no faults.
+
+    Returns:
+        what they lead to, a message for each that could not be applied, and faults of the rest.
+    """
     _register_resolvers()
     good = [text for text in overrides if text not in wrong]
     with composing():
         # Nobody runs a configuration with faults: the defaults, composed once, serve for the rest.
         tree, more = _sift(good) if good or not wrong else (_defaults(), {})
-        wrong |= more
+        wrong = {**wrong, **more}
         applied = [text for text in good if text not in wrong]
         values, faults = _going_on(tree, applied, folder_key)
         values, unsettled = _settled(values, has_model)
         faults += [*unsettled, *_params(tree)[1]]
-        keys = [text.lstrip("+~").partition("=")[0].partition("@")[0] for text in wrong]
+        keys = [head_of(text) for text in wrong]
         bad = all_faults(values, lambda: _without_values(overrides, wrong), keys)
         faults += (conf.located(fault, good) for fault in bad)
-    return _Tried(replace(tree, values=values), wrong, faults)
+    return replace(tree, values=values), wrong, faults
 
 
 def _going_on(
@@ -377,8 +371,8 @@ def _settled(values: dict[str, Any], has_model: bool = True) -> tuple[dict[str, 
 
 def _without_values(overrides: Sequence[str], wrong: Collection[str]) -> dict[str, Any]:
     """The values by the overrides that choose from groups, without those that set values."""
-    heads = {text: text.lstrip("+").partition("=")[0] for text in overrides if text not in wrong}
-    chosen = [text for text, head in heads.items() if head in (CONF, *all_groups())]
+    groups = (CONF, *all_groups())
+    chosen = [text for text in overrides if text not in wrong and head_of(text) in groups]
     return _settled((_compose(chosen) if chosen else _defaults()).values)[0]
 
 
@@ -487,12 +481,12 @@ def _sift(overrides: Sequence[str]) -> tuple[_Tree, dict[str, str]]:
     accepted: list[str] = []
     wrong: dict[str, str] = {}
     # Choices come first: a value that belongs to another choice does not make this one wrong.
-    for override in sorted(overrides, key=lambda text: _head(text) not in all_groups()):
+    for override in sorted(overrides, key=lambda text: head_of(text) not in all_groups()):
         try:
             _compose([*accepted, override])
             accepted.append(override)
         except COMPOSE_ERRORS as error:
-            readers = readers_of(override.lstrip("+").partition("=")[0])
+            readers = readers_of(head_of(override))
             reason = f"only applies to {readers}" if readers else _first_line(error)
             if reason.startswith("Multiple values"):
                 reason = f"another one is typed too; +{EXPERIMENT}=[A,B] applies both, B last"
@@ -552,11 +546,7 @@ def of_sweeps(overrides: Sequence[str]) -> list[str]:
 
 
 def _is_of(override: str, *sections: str) -> bool:
-    return is_below(_head(override), sections)
-
-
-def _head(override: str) -> str:
-    return override.lstrip("+~").partition("=")[0]
+    return is_below(head_of(override), sections)
 
 
 def _folder(tree: _Tree, key: str) -> Path:

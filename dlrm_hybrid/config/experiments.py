@@ -28,6 +28,7 @@ from dlrm_hybrid.config.keys import (
     all_keys,
     default_choices,
     effect_of,
+    head_of,
     no_such_choice,
     records,
     sections,
@@ -278,44 +279,36 @@ class OwnExperiments:
 
     def located(self, fault: str, overrides: Sequence[str]) -> str:
         """A fault of a value, with the file and line that sets it, if an experiment does."""
-        typed = tuple(text.lstrip("+").partition("=")[0] for text in overrides)
+        typed = tuple(map(head_of, overrides))
         for name in self.chosen(overrides):
             for key, line in self._read(name).lines.items():
                 if re.match(rf"{re.escape(key)}(?![\w.])", fault) and not is_below(key, typed):
                     return f"{line}: {fault}"
         return fault
 
-    def keys_of(self, name: Any) -> list[str]:
-        """Keys and groups to which an experiment, the user's or the program's, gives a value."""
-        values = self._values(name)
-        keys: list[str] = []
-        for choice in values.pop(DEFAULTS, ()):
-            if not isinstance(choice, str):
-                keys += (key.rpartition("/")[2] for key in choice)
-            elif choice != SELF:
-                keys += self.keys_of(choice)
-        return keys + [key for key in flat(values) if key != NAME and not key.startswith("hydra.")]
+    def keys_set(self, overrides: Sequence[str]) -> list[str]:
+        """Keys and groups to which the experiments among overrides without faults give a value."""
+        return [key for name in _named(overrides) for key, _ in self._settings(name)]
 
     def choices_of(self, overrides: Sequence[str]) -> dict[str, str]:
         """The choices of the experiments among overrides without faults, by group."""
-        choices = dict(default_choices())
-        for name in _named(overrides):
-            choices |= self._choices(name)
-        return choices
+        settings = [pair for name in _named(overrides) for pair in self._settings(name)]
+        chosen = {key: x for key, x in settings if key in all_groups() and isinstance(x, str)}
+        return {**default_choices(), **chosen}
 
-    def _choices(self, name: str) -> dict[str, str]:
-        choices: dict[str, str] = {}
-        for choice in self._values(name).get(DEFAULTS, ()):
+    def _settings(self, name: str) -> Iterator[tuple[str, Any]]:
+        """The groups and keys of an experiment and of those it builds upon, with their values."""
+        is_own = name in self.files
+        values = dict(self._read(name).values) if is_own else option(EXPERIMENT, name)
+        for choice in values.pop(DEFAULTS, ()):
             if isinstance(choice, dict):
                 pairs = cast("dict[str, str]", choice).items()
-                choices |= {key.rpartition("/")[2]: name for key, name in pairs}
+                yield from ((group.rpartition("/")[2], chosen) for group, chosen in pairs)
             elif choice != SELF:
-                choices |= self._choices(choice)
-        return choices
-
-    def _values(self, name: str) -> dict[str, Any]:
-        is_own = name in self.files
-        return dict(self._read(name).values) if is_own else option(EXPERIMENT, name)
+                yield from self._settings(choice)
+        for key, value in flat(values).items():
+            if key != NAME and not key.startswith("hydra."):
+                yield key, value
 
     def _read(self, name: str) -> Experiment:
         others = [other for other in self.files if other != name]
@@ -361,7 +354,7 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     Returns:
         a line for each value.
     """
-    typed = {text.lstrip("+~").partition("=")[0] for text in overrides}
+    typed = {*map(head_of, overrides)}
     if EXPERIMENT not in typed:
         return []
     lines: list[str] = []
@@ -378,7 +371,8 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
         record = records(section).get(str(node.get("name", "")))
         if record is None or leaf not in node or _is_met(config, anchor, wanted_values):
             continue
-        if (value := _plain(node[leaf])) != (default := defaults_of(record)[leaf]):
+        values: Any = OmegaConf.to_container(node, resolve=False)
+        if (value := values[leaf]) != (default := defaults_of(record)[leaf]):
             node[leaf] = default
             lines.append(f"{name} = {shown(value)}: needs {key.only}; left out of the experiment")
     return lines
@@ -415,7 +409,3 @@ def _is_met(config: DictConfig, anchor: str, values: str) -> bool:
     value: Any = OmegaConf.select(config, key, default=0)
     # None: a number that is still to follow from other values.
     return value is None or bool(value) if not values else str(value) in values.split("|")
-
-
-def _plain(value: Any) -> Any:
-    return OmegaConf.to_container(value) if OmegaConf.is_config(value) else value

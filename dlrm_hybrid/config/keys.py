@@ -265,6 +265,11 @@ def readers_of(key: str) -> str | None:
     return f"{section}={', '.join(rest)} or {last}" if rest else f"{section}={last}"
 
 
+def head_of(override: str) -> str:
+    """The key or group of an override, without its sign and a place to move it to."""
+    return override.lstrip("+~").partition("=")[0].partition("@")[0]
+
+
 def unknown_key(key: str, value: str = "") -> str:
     """The message for a key that does not exist, with what replaced it or the nearest that do."""
     for old in (key, key.partition(".")[0]):

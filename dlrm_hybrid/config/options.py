@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
@@ -128,30 +128,15 @@ def _records() -> Iterator[tuple[str, str, Any]]:
                 yield name, section, defaults_of(record)
 
 
-def _single_keys() -> dict[str, Any]:
-    return {
-        key.name: plain(key.default)
-        for key in fields(Config)
-        if key.name not in sections() and key.name != "import_"
-    }
-
-
-def _over(values: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    result = {**values, **over}
-    for key, below in values.items():
-        if isinstance(below, Mapping):
-            result[key] = _over(cast("Mapping[str, Any]", below), over.get(key, {}))
-    return result
-
-
 def _files() -> Iterator[tuple[str, str | None, Any]]:
     """Name, group and values of each file of `conf/`, over the defaults of its keys."""
     for path in sorted(conf_folder().rglob("*.yaml")):
         group = path.parent.relative_to(conf_folder()).as_posix()
         values = cast("Any", yaml).load(path.read_text(encoding="utf-8"), _LOADER)
         if group in sections():
-            values = _over(defaults(group), values)
+            values = OmegaConf.merge(defaults(group), values)
         elif group == ".":
+            single = {x.name: plain(x.default) for x in fields(Config) if x.metadata}
             alone = [x for x in sections() if "" in records(x) and x not in all_groups()]
-            values = {**values, **_single_keys(), **{x: defaults(x) for x in alone}}
+            values = {**values, **single, **{x: defaults(x) for x in alone}}
         yield path.stem, None if group == "." else group, values

@@ -117,12 +117,14 @@ def override_fault(text: str, is_sweep: bool = False, own: Sequence[str] | None 
     match = _HYDRA.match(head)
     if match is not None and head.rstrip() not in ALLOWED:
         return f"{head}: of Hydra's own keys only {', '.join(ALLOWED)} can be set"
-    if _depth(text) > MOST_NESTED:
+    depths = itertools.accumulate((sign in "[{(") - (sign in "]})") for sign in text)
+    if max(depths, default=0) > MOST_NESTED:
         return f"{text[:MOST_SHOWN]}…: more than {MOST_NESTED} nested brackets"
     try:
         override = parsed(text)
-        several = _sweep(text, override, is_sweep)
-        faults = (_place(text, override), several, _group(text, override, own))
+        if override.package is not None or "@" in head:
+            return f"{text}: the keys of a group cannot be moved with @"
+        faults = _sweep(text, override, is_sweep), _group(text, override, own)
         return next((fault for fault in faults if fault), None) or _key(text, override)
     except (HydraException, *UNCHECKED):
         return f"{text}: cannot be parsed as key=value"
@@ -151,18 +153,6 @@ def _swept(override: Override, own: Sequence[str] | None) -> list[str]:
         return glob.filter(list(_choices(override.key_or_group, own)))
     values = itertools.islice(override.sweep_string_iterator(), MOST_JOBS + 1)
     return [value.replace("\\:", ":") for value in values]  # as it was typed
-
-
-def _depth(text: str) -> int:
-    depths = itertools.accumulate((sign in "[{(") - (sign in "]})") for sign in text)
-    return max(depths, default=0)
-
-
-def _place(text: str, override: Override) -> str | None:
-    """The fault of a group's keys put elsewhere, as into Hydra's section."""
-    if override.package is None and "@" not in text.partition("=")[0]:
-        return None
-    return f"{text}: the keys of a group cannot be moved with @"
 
 
 def _sweep(text: str, override: Override, is_sweep: bool) -> str | None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any, cast
 
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.types import printable
 
@@ -24,7 +25,7 @@ def varying(overrides: Sequence[Sequence[str]]) -> dict[str, list[str | None]]:
     Returns:
         by key, its value in each run; None where the run does not name it.
     """
-    lines = [dict(_parted(text) for text in line) for line in overrides]
+    lines = [{head_of(text): text.partition("=")[2] for text in line} for line in overrides]
     keys = dict.fromkeys(key for line in lines for key in line if key not in HOW)
     values = {key: [line.get(key) for line in lines] for key in keys}
     return {key: column for key, column in values.items() if len(set(column)) > 1}
@@ -68,11 +69,6 @@ def _with_overrides(names: Sequence[str], overrides: Sequence[Sequence[str]]) ->
 
 def _file_name(value: str) -> str:
     return value if value[0] in "[{'\"" else PurePath(value).name  # lists and quoted ones stay
-
-
-def _parted(text: str) -> tuple[str, str]:
-    key, _, value = text.lstrip("+~").partition("=")
-    return key, value
 
 
 MAX_NAMED = 3  # of more different values only their number is told

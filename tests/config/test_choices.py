@@ -34,17 +34,18 @@ def faults(*overrides: str) -> list[str]:
 @pytest.mark.parametrize("experiment", all_groups()[EXPERIMENT])
 def test_an_experiment_goes_with_any_choice_or_says_what_does_not(experiment: str) -> None:
     """As Hydra would compose them, from one composition: an option below, the experiment above."""
-    values = dict(compose.choice_of([f"+experiment={experiment}"]).values)
+    chosen = f"+experiment={experiment}"
+    values = dict(compose.choice_of([chosen]).values)
     if values["parallel"]["name"] == "hybrid":  # as it was before it followed from `embedding`
         values = with_value(values, "parallel.table_servers", None)
-    set_there, config = OwnExperiments().keys_of(experiment), OmegaConf.create(values)
+    set_there, config = OwnExperiments().keys_set([chosen]), OmegaConf.create(values)
     for group, name in CHOICES:
         section: dict[str, Any] = option(group, name)
         for key, value in flat({group: values[group]}).items():
             if key in set_there:
                 section = with_value(section, key.partition(".")[2], value)
         config[group] = {**section, "name": name}
-        dropped = drop_unfit(config, [f"+experiment={experiment}", f"{group}={name}"])
+        dropped = drop_unfit(config, [chosen, f"{group}={name}"])
         composed: Any = OmegaConf.to_container(config)
         settled, unread = without_unread(with_world_size(composed))
         settled, wide = with_input_width(settled)
