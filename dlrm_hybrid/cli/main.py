@@ -18,6 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING
 
 from dlrm_hybrid import __version__
+from dlrm_hybrid.cli import completion
 from dlrm_hybrid.cli.arguments import COMPLETION, HELP, VERSION, parse
 from dlrm_hybrid.cli.help import READS, TAKE_A_RUN, VERBS, help_text, unread, usage
 from dlrm_hybrid.disk import refusals
@@ -47,8 +48,6 @@ def run(argv: Sequence[str]) -> int:
     if len(argv) < 2 or argv[1] in (*HELP, "help"):
         print(usage(), end="")
         return ExitCode.DONE if len(argv) > 1 else ExitCode.CONFIGURATION
-    if argv[1] in COMPLETION:
-        return _complete(argv[2:])
     if VERSION in argv[1:]:
         print(f"dlrm_hybrid {__version__}")
         return ExitCode.DONE
@@ -57,6 +56,9 @@ def run(argv: Sequence[str]) -> int:
     stop.install()
     raise_open_files()
     try:
+        if verb in COMPLETION:
+            print(completion.answer(arguments), end="")
+            return ExitCode.DONE
         if verb not in VERBS:
             raise ConfigError(_unknown_verb(verb))
         with refusals():
@@ -122,16 +124,6 @@ def _refuse_unread(verb: str, args: Arguments) -> None:
         unread_keys = [text for text in unread_keys if text in compared]
     if unread_keys:
         print(printable(f"not read by `{verb}`: {' '.join(unread_keys)}"), file=sys.stderr)
-
-
-def _complete(arguments: Sequence[str]) -> int:
-    from dlrm_hybrid.cli.completion import answer
-
-    try:
-        print(answer(arguments), end="")
-    except ConfigError as error:
-        return _tell(error)
-    return ExitCode.DONE
 
 
 def _help(verb: str, args: Arguments) -> str:
