@@ -19,8 +19,8 @@ from typing import Any
 
 import pandas as pd
 import torch
-from dsp import ALONE, STALE
 from harness import Page, Row, arguments, each, publish
+from lists import ALONE, NO_CHECKPOINTS, STALE
 from matplotlib.figure import Figure
 from torch import Tensor
 
@@ -40,7 +40,7 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import BatchNumber
 
-TRAINED = (*ALONE, "parallel.world=in_process", "optimizer.schedule=linear")
+TRAINED = (*ALONE, *NO_CHECKPOINTS, "parallel.world=in_process", "optimizer.schedule=linear")
 WINDOWS = ((0.01, 0.05), (0.1, 0.2), (0.45, 0.55), (0.9, 1.0))  # of a run
 SMOOTH_PART = 20
 SIZE_INCHES = (7.0, 4.0)

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple, TypeVar
@@ -24,10 +23,9 @@ from rich.console import Console
 from rich.progress import track
 
 from dlrm_hybrid.cli.main import run
-from dlrm_hybrid.report.measures import Summary, mean_spread
 from dlrm_hybrid.report.runs import Run, is_run, read_run
 from dlrm_hybrid.report.table import MISSING, Table
-from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.machine import describe
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ExitCode
@@ -143,47 +141,6 @@ def train_once(folder: Path, *overrides: str, start: Start = OURS) -> Run:
     return read_run(folder)
 
 
-def trained(
-    runs: Path,
-    worlds: Mapping[str, Sequence[str]],
-    overrides: Sequence[str],
-    *,
-    turns: int = 1,
-    seeds: Sequence[int] = (),
-) -> dict[str, list[Run]]:
-    """Runs of each world, by turns or one of each seed.
-
-    Args:
-        runs: folder of them.
-        worlds: their overrides by name.
-        overrides: of all, which come last.
-        turns: how many, where there are no seeds.
-        seeds: of the runs.
-    """
-    found: dict[str, list[Run]] = {name: [] for name in worlds}
-    for number, (name, words) in product(seeds or range(turns), worlds.items()):
-        seed = [f"train.seed={number}"] * bool(seeds)
-        folder = runs / f"{slug(name)}-{number}"
-        found[name].append(train_once(folder, *words, *seed, *overrides))
-    return found
-
-
-def scored(
-    runs: Path, worlds: Mapping[str, Sequence[str]], seeds: Sequence[int]
-) -> dict[str, list[Summary | None]]:
-    """What a run of each world and seed has scored, None of what diverged; see `trained`.
-
-    Raises:
-        SystemExit: a run failed otherwise; it has said on standard error why.
-    """
-    found: dict[str, list[Summary | None]] = {name: [] for name in worlds}
-    for seed, (name, words) in product(seeds, worlds.items()):
-        folder = runs / f"{slug(name)}-{seed}"
-        run = train_unless_diverged(folder, *words, f"train.seed={seed}")
-        found[name].append(run and run.summary)
-    return found
-
-
 def train_unless_diverged(folder: Path, *overrides: str) -> Run | None:
     """The run in a folder as from `train_once`, None if it diverges or did before.
 
@@ -200,22 +157,6 @@ def train_unless_diverged(folder: Path, *overrides: str) -> Run | None:
     return None
 
 
-def losses_of(found: Sequence[Summary | None], seeds: Sequence[int]) -> Row:
-    """Log-loss of the test part and of the last tenth of training, by seed."""
-    return {
-        f"seed {seed}": f"{one['test']['loss']:.4f}, {one['train']['loss']:.4f}"
-        if one
-        else "diverged"
-        for seed, one in zip(seeds, found, strict=True)
-    }
-
-
-def percent_more(found: Sequence[float], base: Sequence[float], digits: int) -> str:
-    """How much more each is than its pair in `base`: mean and standard deviation in percent."""
-    more = [100 * (one / other - 1) for one, other in zip(found, base, strict=True)]
-    return mean_spread(more, digits, "+")
-
-
 def samples_of(run: Run) -> float:
     """Rows of all trainers in the steps that are timed."""
     return run.summary["samples_per_second"] * run.summary["seconds"]
@@ -224,13 +165,6 @@ def samples_of(run: Run) -> float:
 def ranks_of(run: Run) -> list[Mapping[str, Any]]:
     """What each rank of a run has told at its end."""
     return [event.values for event in run.events if event.kind is Kind.RANK]
-
-
-def middle(run: Run, parts: tuple[float, float]) -> tuple[Event, Event]:
-    """The points of the loss curve at two parts of it."""
-    points = [one for one in run.events if one.kind is Kind.PROGRESS]
-    first, last = (points[round(part * (len(points) - 1))] for part in parts)
-    return first, last
 
 
 def silent(*_: object) -> None:

@@ -1,11 +1,10 @@
-"""Compares tables on table servers with tables in trainers: scores, bytes, speed on slow links.
+"""Counts bytes and CPU time of tables on table servers, beside tables in trainers.
 
-    python scripts/benchmarks/served.py quality RUNS    test log-loss over staleness of lookups
-    python scripts/benchmarks/served.py bytes RUNS      of tables, beside those expected from rows
-    python scripts/benchmarks/served.py links RUNS      samples per second on links with latency
+    python scripts/benchmarks/served.py RUNS
 
-Trains in folders of RUNS; complete runs are not repeated, so an interrupted measurement continues.
-Other arguments are overrides of every run. `bytes` and `links` need what `network=emulated` needs.
+Bytes stand beside those expected from the rows that a run has read. Trains in folders of RUNS;
+complete runs are not repeated, so an interrupted measurement continues. Other arguments are
+overrides of every run. Needs what `network=emulated` needs.
 """
 
 from __future__ import annotations
@@ -13,24 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
 
 import numpy as np
 from harness import (
     Page,
-    Part,
     Row,
     arguments,
-    percent_more,
     publish,
     ranks_of,
     samples_of,
     slug,
-    spread,
     train_once,
-    trained,
 )
-from utilisation import cpu_percent, faster, network_percent, speed
+from lists import NO_CHECKPOINTS, SERVED
 
 from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.config.schema import Config
@@ -43,35 +37,18 @@ from dlrm_hybrid.model.exchange.distinct import encoded_ids
 from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.parallel.tables.cached import RowCache
 from dlrm_hybrid.parallel.tables.lookups import ids_of, keys_of
-from dlrm_hybrid.report.measures import mean_spread
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
 
 TWO = ("parallel.machines=2", "parallel.servers=1")
-SERVED = ("embedding=served", "parallel.table_servers=1")
-BOUNDED = "sync=bounded"
 
 
 def cached(rows: int, batches: int) -> tuple[str, ...]:
     """Words for served tables with a cache in each trainer."""
     return (*SERVED, f"embedding.cache_rows={rows}", f"embedding.cache_batches={batches}")
 
-
-QUALITY_WORLDS: Mapping[str, Sequence[str]] = {
-    "served-0": SERVED,
-    "served-4": (*SERVED, "embedding.staleness=4"),
-    "served-16": (*SERVED, "embedding.staleness=16"),
-    "served-4-bounded-1": (*SERVED, "embedding.staleness=4", BOUNDED),
-    "cached-16": cached(10_000, 16),
-    "served-4-cached-16": (*cached(10_000, 16), "embedding.staleness=4"),
-}
-QUALITY = (
-    *("parallel=hybrid", "parallel.world=in_process", "parallel.cuts=[]"),
-    *("optimizer.schedule=linear", "checkpoint.minutes=0"),
-)
-SEEDS = (0, 1, 2)
 
 UNLIMITED = 1_000_000  # more rows than a trainer sees in so many batches
 BYTES_WORLDS: Mapping[str, Sequence[str]] = {
@@ -86,90 +63,24 @@ CACHED_WORLDS: Mapping[str, Sequence[str]] = {
     "cached for 4, all": cached(UNLIMITED, 4),
     "cached for 16, all": cached(UNLIMITED, 16),
 }
-COMPRESSED = (
-    *("+experiment=dct_hybrid", "train.evaluate_every=0"),
-    *("checkpoint.every=0", "checkpoint.minutes=0"),
-)
+COMPRESSED = ("+experiment=dct_hybrid", "train.evaluate_every=0", *NO_CHECKPOINTS)
 LINKED = ("network=emulated", "network.rate=1gbit")
 BATCH_SIZES = (128, 2048)
 BYTES_ROWS = 2 * 128 * 205
 
-LINK_WORLDS: Mapping[str, Sequence[str]] = {
-    "sharded, sync": (),
-    "sharded, bounded 1": (BOUNDED,),
-    "served 0, sync": SERVED,
-    "served 4, sync": (*SERVED, "embedding.staleness=4"),
-    "served 4, bounded 1": (*SERVED, "embedding.staleness=4", BOUNDED),
-    "served 0, async": (*SERVED, "sync=async"),
-    "served 4, async": (*SERVED, "embedding.staleness=4", "sync=async"),
-    "served 0, async, 2 threads": (*SERVED, "sync=async", "parallel.threads=2"),
-    "served 0, async, 4 threads": (*SERVED, "sync=async", "parallel.threads=4"),
-    "served 4, bounded 2": (*SERVED, "embedding.staleness=4", BOUNDED, "sync.staleness=2"),
-}
-LINKS: Mapping[str, Sequence[str]] = {
-    "100mbit-20ms": ("network.rate=100mbit", "network.latency=20ms", "train.steps=85"),
-    "1gbit-1ms": ("network.rate=1gbit", "network.latency=1ms", "train.steps=305"),
-}
-CUTS: Mapping[str, Sequence[str]] = {
-    "3": (),
-    "2": ("parallel.cuts=[bottom.2]",),
-    "1": ("parallel.cuts=[]", "activation=none"),
-}
-LATE = (*COMPRESSED, "network=emulated", "data.rows=100000", "train.epochs=10")
-LINKS_NOTE = """
-Samples/s and their ratio to the first row, turn by turn: median (lowest – highest). A step's time
-is also given in one-way delays of the link, for it is mostly a row of them. Network use is that of
-the busiest link, CPU use that of all cores, without what emulating takes."""
-
 
 def main() -> None:
-    """Run what is missing of what the first word says, print the page."""
-    parser = arguments(__doc__, "quality", "bytes", "links", runs=True, repeats=3)
-    parser.add_argument("--links", nargs="+", choices=LINKS, default=list(LINKS))
-    parser.add_argument("--stages", nargs="+", choices=CUTS, default=["3"], help="of links")
-    parser.add_argument(
-        "--worlds", nargs="+", choices=LINK_WORLDS, default=list(LINK_WORLDS), help="of links"
-    )
-    options, overrides = parser.parse_known_args()
+    """Run what is missing, print the page."""
+    options, overrides = arguments(__doc__, runs=True).parse_known_args()
 
     def measure() -> Page:
-        if options.what == "quality":
-            return {"Test scores": quality(options.runs, overrides)}
-        if options.what == "bytes":
-            found = run_bytes(options.runs, overrides).items()
-            return {
-                "Bytes of tables": [bytes_row(*one) for one in found],
-                "CPU time of the table server": [cpu_row(*one) for one in found],
-            }
-        tables: dict[str, Part] = {}
-        for link, stages in product(options.links, options.stages):
-            words = (*LATE, *LINKS[link], *CUTS[stages])
-            worlds = {name: (*words, *LINK_WORLDS[name]) for name in options.worlds}
-            folder = options.runs / link / f"{stages}-stages"
-            turns = trained(folder, worlds, overrides, turns=options.repeats)
-            tables[f"{link}, {stages} stages"] = Part(
-                link_rows(turns), "" if tables else LINKS_NOTE
-            )
-        return tables
+        found = run_bytes(options.runs, overrides).items()
+        return {
+            "Bytes of tables": [bytes_row(*one) for one in found],
+            "CPU time of the table server": [cpu_row(*one) for one in found],
+        }
 
     publish(measure, options.output)
-
-
-def quality(runs: Path, overrides: Sequence[str]) -> list[Row]:
-    """Test log-loss of each world by seed, and against the first world's of the same seed."""
-    worlds = {name: (*QUALITY, *world) for name, world in QUALITY_WORLDS.items()}
-    found = trained(runs / "quality", worlds, overrides, seeds=SEEDS)
-    losses = {name: [run.summary["test"]["loss"] for run in own] for name, own in found.items()}
-    first = next(iter(losses.values()))
-    return [
-        {
-            "world": name,
-            **{f"seed {seed}": f"{loss:.4f}" for seed, loss in zip(SEEDS, own, strict=True)},
-            "mean": mean_spread(own, 4),
-            "to the first, %": percent_more(own, first, 2),
-        }
-        for name, own in losses.items()
-    ]
 
 
 Case = tuple[str, int]
@@ -284,32 +195,6 @@ def cpu_row(case: Case, run: Run) -> Row:
         "dense server": microseconds["server"],
         "all": sum(microseconds.values()),
     }
-
-
-def link_rows(turns: Mapping[str, Sequence[Run]]) -> list[Row]:
-    """What each world reaches on one kind of links."""
-    first = next(iter(turns.values()))
-    one_way_seconds = first[0].summary["network"]["latency"]["one_way_seconds"]
-    return [
-        {
-            "world": name,
-            "samples/s": spread([speed(run) for run in runs], 0),
-            "to the first": spread(faster(runs, first), 2),
-            "ms per step": f"{1e3 * step_seconds(runs):.1f}",
-            "one-way delays": f"{step_seconds(runs) / one_way_seconds:.1f}",
-            "network, %": f"{median(network_percent(run) for run in runs):.1f}",
-            "CPU, %": f"{median(cpu_percent(run) for run in runs):.0f}",
-            "train loss": f"{mean(run.summary['train']['loss'] for run in runs):.4f}",
-        }
-        for name, runs in turns.items()
-    ]
-
-
-def step_seconds(runs: Sequence[Run]) -> float:
-    """Of a step of all trainers; the median over runs."""
-    config = runs[0].config
-    samples = config["parallel"]["trainers"] * config["train"]["batch_size"]
-    return samples / median(speed(run) for run in runs)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -35,13 +34,17 @@ def test_every_script_says_how_it_is_used(
 
 def worlds() -> list[Sequence[str]]:
     """What benchmarks train, each once."""
-    dsp, plan, production, threads = map(import_module, ("dsp", "plan", "production", "threads"))
-    stale = ((*world, *dsp.STALE["4,2,0"]) for world in dsp.WORLDS.values())
-    parts = chain.from_iterable(part.values() for part in production.PARTS.values())
+    lists, plan, slow_ranks = map(import_module, ("lists", "plan", "slow_ranks"))
+    listed = (
+        (*one.common, *words, *beside)
+        for one in lists.LISTS.values()
+        for beside in (one.speed, one.scores)
+        for words in one.worlds.values()
+        if beside
+    )
     found = [
-        *stale,
-        *((*production.WORLD, *production.TIMED, *case.words) for case in parts),
-        *((*threads.RUN, *threads.of_world(name, 128, 25_600)) for name in threads.WORLDS),
+        *listed,
+        *((*slow_ranks.TRAINER_RUN, *words) for words in slow_ranks.POLICIES.values()),
         *(world.words for world in plan.WORLDS[:3]),
     ]
     return [*dict.fromkeys(map(tuple, found))]
