@@ -23,6 +23,7 @@ from harness import (
     DENSITIES,
     SEED,
     SHIFT,
+    Calls,
     Float32s,
     Page,
     Part,
@@ -30,7 +31,6 @@ from harness import (
     arguments,
     each,
     in_turns,
-    libraries,
     microseconds,
     one_thread,
     publish,
@@ -186,6 +186,16 @@ def _rules(name: str, size: int, density: float, repeats: int) -> Iterator[Row]:
             "goal": GOAL if has_goal else None,
             "reached": reached(speed >= GOAL and near if has_goal else None),
         }
+
+
+def libraries(magnitudes_N: Float32s, k: int) -> Calls:
+    """Ways in which libraries find the magnitude that `k` of N elements reach."""
+    magnitudes, rank = torch.from_numpy(magnitudes_N), magnitudes_N.size - k
+    return {
+        "topk": lambda: torch.topk(magnitudes, k, sorted=False),
+        "kthvalue": lambda: torch.kthvalue(magnitudes, rank + 1),
+        "partition": lambda: np.partition(magnitudes_N, rank),
+    }
 
 
 def _references(values_N: Float32s, k: int) -> dict[str, float]:

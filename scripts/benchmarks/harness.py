@@ -210,16 +210,6 @@ def in_turns(calls: Calls, times: int = 1) -> dict[str, float]:
     return {name: seconds(call, times) for name, call in calls.items()}
 
 
-def libraries(magnitudes_N: Float32s, k: int) -> Calls:
-    """Ways in which libraries find the magnitude that `k` of N elements reach."""
-    magnitudes, rank = torch.from_numpy(magnitudes_N), magnitudes_N.size - k
-    return {
-        "topk": lambda: torch.topk(magnitudes, k, sorted=False),
-        "kthvalue": lambda: torch.kthvalue(magnitudes, rank + 1),
-        "partition": lambda: np.partition(magnitudes_N, rank),
-    }
-
-
 def ratio(turns: Sequence[Mapping[str, float]], above: str, below: str) -> float:
     """The median of a ratio that is taken turn by turn."""
     return median(one[above] / one[below] for one in turns)
