@@ -22,6 +22,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from harness import Page, Row, arguments, publish, spread
 from lists import TIMED
 

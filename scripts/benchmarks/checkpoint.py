@@ -11,15 +11,17 @@ turn, including the cost of writing in the background. Other arguments are overr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from harness import Page, Row, arguments, publish, spread, train_once
-
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.telemetry.events import Kind
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from harness import Page, Row, arguments, publish, spread, train_once
 
 COMMON = ("data.rows=100000", "train.steps=3005", "train.epochs=100", "train.evaluate_every=0")
 WORLDS = {"single": ("parallel=single",), "hybrid": ("parallel=hybrid",)}

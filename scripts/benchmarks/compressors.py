@@ -10,36 +10,18 @@ Shapes: N elements of a tensor, L fragments.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from itertools import chain, product
 from math import sqrt
+from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
-from harness import (
-    DENSITIES,
-    SEED,
-    SHIFT,
-    Calls,
-    Float32s,
-    Page,
-    Part,
-    Row,
-    arguments,
-    each,
-    in_turns,
-    microseconds,
-    one_thread,
-    publish,
-    ratio,
-    reached,
-    seconds,
-)
 from numpy.typing import NDArray
-from plain_dlrm import Gradients, add, layer_gradients, specs_of
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import encode_together
@@ -70,6 +52,28 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.wire.section import Section
 from dlrm_hybrid.wire.sparse import Elements, sparse_of
 from dlrm_hybrid.wire.ternary import is_ternary, ternary_of
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from harness import (
+    DENSITIES,
+    SEED,
+    SHIFT,
+    Calls,
+    Float32s,
+    Page,
+    Part,
+    Row,
+    arguments,
+    each,
+    in_turns,
+    microseconds,
+    one_thread,
+    publish,
+    ratio,
+    reached,
+    seconds,
+)
+from plain_dlrm import Gradients, add, layer_gradients, specs_of
 
 SIZES = (260_000, 2_600_000, 26_000_000)
 BATCH = 128

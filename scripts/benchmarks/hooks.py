@@ -18,6 +18,7 @@ import os
 import resource
 import socket
 import struct
+import sys
 import time
 from collections.abc import Sequence
 from itertools import product
@@ -27,8 +28,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from harness import Page, Row, arguments, publish, spread
-from hosts import LOOPBACK, told_on
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
@@ -50,6 +49,10 @@ from dlrm_hybrid.compress import (
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.train.signals import StopRequest
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from harness import Page, Row, arguments, publish, spread
+from hosts import LOOPBACK, told_on
 
 RANKS, ROWS, WARM = 2, 64, 5
 ENTRY = "hooks:be_rank"

@@ -10,12 +10,26 @@ Shapes: N elements of a tensor, K selected ones; B rows of activations.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from itertools import product
 from math import log2
+from pathlib import Path
 
 import numpy as np
 import torch
+from torch import Tensor
+
+from dlrm_hybrid.compress.gradient.rule import target_k
+from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
+from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
+from dlrm_hybrid.kernels.residual import accumulate_select
+from dlrm_hybrid.kernels.scatter import gather, put
+from dlrm_hybrid.wire.dense import narrow
+from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Section
+from dlrm_hybrid.wire.sparse import sparse, sparse_of
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from harness import (
     DENSITIES,
     SEED,
@@ -33,16 +47,6 @@ from harness import (
     ratio,
     reached,
 )
-from torch import Tensor
-
-from dlrm_hybrid.compress.gradient.rule import target_k
-from dlrm_hybrid.kernels.gaps import STORE_BYTES, decode_gaps, encode_gaps, fit_parameter
-from dlrm_hybrid.kernels.magnitudes import kth_magnitude, topk_rows
-from dlrm_hybrid.kernels.residual import accumulate_select
-from dlrm_hybrid.kernels.scatter import gather, put
-from dlrm_hybrid.wire.dense import narrow
-from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Section
-from dlrm_hybrid.wire.sparse import sparse, sparse_of
 
 SELECT_SIZES = (131_072, 1_000_000, 15_000_000)
 LARGE = 15_000_000

@@ -24,7 +24,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from harness import SEED, Page, Part, Row, arguments, each, one_thread, publish
 from numpy.typing import NDArray
 
 from dlrm_hybrid.bags import Bags
@@ -37,6 +36,9 @@ from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Fused
 from dlrm_hybrid.parallel.tables.lookups import split_batch
 from dlrm_hybrid.run.assembly import build
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from harness import SEED, Page, Part, Row, arguments, each, one_thread, publish
 
 DIM = 16
 BATCH = 128

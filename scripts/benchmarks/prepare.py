@@ -12,6 +12,7 @@ from __future__ import annotations
 import multiprocessing
 import resource
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +22,6 @@ from statistics import median
 from tempfile import TemporaryDirectory
 
 import psutil
-from harness import Page, Part, Row, arguments, each, publish, silent, spread
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.schema import Config
@@ -33,6 +33,9 @@ from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.shards import Shards, open_shards
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.types import DlrmError
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from harness import Page, Part, Row, arguments, each, publish, silent, spread
 
 KAGGLE_ROWS = 45_840_617
 PARTS = (4, 2, 1)  # the file, and how memory grows up to it

@@ -11,6 +11,7 @@ connected layer of the paper's model, as training calls them, in a loop with war
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,17 @@ from tempfile import TemporaryDirectory
 from typing import TypeVar
 
 import torch
+from torch import Tensor
+
+from dlrm_hybrid.data.loader import START, Loader
+from dlrm_hybrid.data.shards import Shards, open_shards
+from dlrm_hybrid.model.layers.products import Precision, layer_inputs, multiply
+from dlrm_hybrid.model.optimizer import Sgd
+from dlrm_hybrid.model.spec import ModelSpec
+from dlrm_hybrid.model.tables import Fused
+from dlrm_hybrid.run.assembly.model import keep_freed_memory
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from harness import Part, Row, arguments, each, one_thread, publish, reached, spread
 from plain_dlrm import (
     PAPER_SPEC,
@@ -33,15 +45,6 @@ from plain_dlrm import (
     write_shards,
 )
 from reference_step import Dlrm, Trainer
-from torch import Tensor
-
-from dlrm_hybrid.data.loader import START, Loader
-from dlrm_hybrid.data.shards import Shards, open_shards
-from dlrm_hybrid.model.layers.products import Precision, layer_inputs, multiply
-from dlrm_hybrid.model.optimizer import Sgd
-from dlrm_hybrid.model.spec import ModelSpec
-from dlrm_hybrid.model.tables import Fused
-from dlrm_hybrid.run.assembly.model import keep_freed_memory
 
 LR = 0.1
 SEED = 0

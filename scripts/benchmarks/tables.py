@@ -7,19 +7,22 @@ Rows are random, a tenth of each column missing. Goal: 300,000 rows per CPU-seco
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from harness import Page, Row, arguments, publish, silent, spread
 
 from dlrm_hybrid.data.folder import PrepareOptions
 from dlrm_hybrid.data.manifest import Semantics
 from dlrm_hybrid.data.prepare import prepare
 from dlrm_hybrid.data.schemas.reading import loads
 from dlrm_hybrid.data.sources.arrow import pa, pa_csv, parquet
+
+sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
+from harness import Page, Row, arguments, publish, silent, spread
 
 SCHEMA = """
 label: label

@@ -8,13 +8,13 @@ the same sentences in the same order.
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from frame import arguments
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from translation import BEYOND, NUDGED, SPARSITIES, USUAL, WORKERS
@@ -212,7 +212,10 @@ def _place(workers: int) -> float:
 
 def main() -> None:
     """Print the table, write the picture."""
-    parser = arguments(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=Path, required=True, help="a PNG or SVG file")
     parser.add_argument("folder", type=Path, help="of the results")
     asked = parser.parse_args()
     results = read(asked.folder)
