@@ -268,7 +268,7 @@ def size(composition: Composition) -> int:
     """How many ranks a world of processes has."""
     stages = 1 if composition["cuts"] in ("none", "") else composition["cuts"].count(",") + 2
     stages += composition["cuts"] == "two"
-    is_served = composition["tables"] in ("served", "stale", "cached", "files")
+    is_served = set(SERVED) <= set(COLUMNS["tables"][composition["tables"]])
     return int(composition["trainers"]) * stages + int(composition["servers"]) + 2 * is_served
 
 

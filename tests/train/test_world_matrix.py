@@ -42,6 +42,7 @@ from world_runs import (
     checkpoint,
     curve,
     largest_difference,
+    pids,
     summary,
     tensors,
 )
@@ -306,7 +307,7 @@ def test_processes_killed_or_not_are_one_process(
         fault = Fault(rank=draw.randrange(size(world)), step=draw.randrange(8, 12))
         world_faults.plan(tmp_path / "processes", fault)
     processes = train("processes", world, *given)
-    assert planned(processes) == []
+    assert planned(processes) == [] and len(pids(processes)) == size(world)
     for step in (SAVED, 2 * SAVED, STEPS):
         assert_same_state(processes, in_process, step)
     assert curve(processes) == curve(in_process)
