@@ -40,15 +40,9 @@ class Terminal:
         self._open: Progress | None = None
         self._said: set[str] = set()
 
-    @property
-    def has_room(self) -> bool:
-        """Whether a line may be long: in a wide terminal, a file or a pipe."""
-        return not self.console.is_terminal or self.console.width >= ROOM_COLUMNS
-
-    @property
-    def is_full(self) -> bool:
-        """Whether a line has room for every figure, but maybe not for the names of units."""
-        return not self.console.is_terminal or self.console.width >= FULL_COLUMNS
+    def fits(self, columns: int) -> bool:
+        """Whether a line may be so long: in a terminal as wide, a file or a pipe."""
+        return not self.console.is_terminal or self.console.width >= columns
 
     def line(self, text: str) -> None:
         """Print a line, above a bar if there is one."""
@@ -103,7 +97,7 @@ class Terminal:
             return
         with Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=10 if self.has_room else 6),
+            BarColumn(bar_width=10 if self.fits(ROOM_COLUMNS) else 6),
             TextColumn("{task.percentage:>3.0f}%  {task.fields[text]}"),
             TextColumn("ETA {task.fields[eta]}"),
             console=self.console,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from statistics import median
@@ -431,28 +431,23 @@ def network_use(run: Run) -> dict[str, Curve]:
 
     Ranks without a link of known rate are left out. The busiest rank is the first.
     """
-    windows: dict[str, list[Window]] = {}
-    for rank in _ranks(run):
+
+    def of_link(rank: Mapping[str, Any]) -> Iterator[Window]:
         interface = rank.get("interface")
         if interface is not None and interface["rate_bits_per_second"]:
             rate_bytes = interface["rate_bits_per_second"] / 8
-            windows.setdefault(rank["role"], []).extend(
+            for start, seconds, *num_bytes in interface["series"]:
                 # Of a point that joins windows, the busier bytes exceed either direction's sum.
-                (start, seconds, max(num_bytes) / rate_bytes)
-                for start, seconds, *num_bytes in interface["series"]
-            )
-    busy = {role: _mean_use(series) for role, series in windows.items() if series}
-    order = sorted(busy, key=lambda role: -busy[role])
-    return _use({role: windows[role] for role in order})
+                yield start, seconds, max(num_bytes) / rate_bytes
+
+    windows = _windows(run, of_link)
+    busy = {role: _mean_use(series) for role, series in windows.items()}
+    return _use({role: windows[role] for role in sorted(busy, key=lambda role: -busy[role])})
 
 
 def cpu_use(run: Run) -> dict[str, Curve]:
     """Percent of a core over time, by role of each rank."""
-    windows: dict[str, list[Window]] = {}
-    for rank in _ranks(run):
-        series = ((start, seconds, used) for start, seconds, used in rank.get("cpu_series", ()))
-        windows.setdefault(rank["role"], []).extend(series)
-    return _use({role: series for role, series in windows.items() if series})
+    return _use(_windows(run, lambda rank: map(tuple, rank.get("cpu_series", ()))))
 
 
 def cpu_use_of_all(run: Run) -> Curve | None:
@@ -462,8 +457,15 @@ def cpu_use_of_all(run: Run) -> Curve | None:
     return None if cores_used.empty else cores_used.dropna().sum(axis="columns") / cores
 
 
-def _ranks(run: Run) -> list[Mapping[str, Any]]:
-    return [event.values for event in run.events if event.kind is Kind.RANK]
+def _windows(
+    run: Run, of_rank: Callable[[Mapping[str, Any]], Iterable[Window]]
+) -> dict[str, list[Window]]:
+    """The series of all ranks by role, of all attempts; roles without any are left out."""
+    windows: dict[str, list[Window]] = {}
+    for event in run.events:
+        if event.kind is Kind.RANK:
+            windows.setdefault(event.values["role"], []).extend(of_rank(event.values))
+    return {role: series for role, series in windows.items() if series}
 
 
 def _mean_use(series: Sequence[Window]) -> float:

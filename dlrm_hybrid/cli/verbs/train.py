@@ -12,7 +12,7 @@ from typing import Any, final
 
 from dlrm_hybrid.checkpoint.folder import BEST_FILE, CHECKPOINTS
 from dlrm_hybrid.checkpoint.manifest import Score
-from dlrm_hybrid.cli.terminal import Terminal, quantity
+from dlrm_hybrid.cli.terminal import FULL_COLUMNS, ROOM_COLUMNS, Terminal, quantity
 from dlrm_hybrid.config.identity import with_value
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.report.table import MISSING, Table, cell
@@ -234,7 +234,7 @@ class LiveTraining:
 
     def _text(self, event: Event) -> str:
         """The text beside the bar: fits 80 columns; 100 have every figure, 120 the units' names."""
-        room, full = self._terminal.has_room, self._terminal.is_full
+        room, full = self._terminal.fits(ROOM_COLUMNS), self._terminal.fits(FULL_COLUMNS)
         of_total = f"/{self._steps_total:,}" if full else ""
         parts = [f"{'step ' if room else ''}{event.step:,}{of_total}"]
         parts.append(f"loss {event.values['loss']:.4f}")
