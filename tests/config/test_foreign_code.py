@@ -14,7 +14,6 @@ from dlrm_hybrid.config import compose
 from dlrm_hybrid.types import ConfigError
 
 ROOT = Path(__file__).parent.parent.parent
-ALLOWED = "of Hydra's own keys only hydra.run.dir, hydra.sweep.dir, hydra.sweeper.params can be set"
 # Each would make `canary` if somebody made an object of it.
 TARGETS = """\
 # @package _global_
@@ -46,40 +45,6 @@ class Harm:
 
     def __reduce__(self) -> tuple:
         return Path.touch, (self.path,)
-
-
-@pytest.mark.parametrize(
-    ("override", "told"),
-    [
-        ("+hydra.callbacks.x._target_=os.system", "+hydra.callbacks.x._target_"),
-        ("++hydra.callbacks={x:{_target_:os.system}}", "++hydra.callbacks"),
-        ("hydra={launcher:{_target_:os.system}}", "hydra"),
-        ("hydra.sweeper._target_=os.system", "hydra.sweeper._target_"),
-        ("hydra/launcher=basic", "hydra/launcher"),
-        ("+hydra/callbacks=x", "+hydra/callbacks"),
-        ("+model@hydra.callbacks=dlrm_small", "+model@hydra.callbacks"),
-        ("+experiment@_global_.hydra=baseline", "+experiment@_global_.hydra"),
-        ("+data@_global_.hydra.callbacks.x=synthetic", "+data@_global_.hydra.callbacks.x"),
-        ("~hydra.run.dir", "~hydra.run.dir"),
-        ("hydra.mode=MULTIRUN", "hydra.mode"),
-    ],
-)
-def test_hydras_own_keys_are_refused(override: str, told: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        compose.job_of([override, "train.epochs=0"])
-    assert str(error.value).splitlines() == [
-        "configuration: 2 faults",
-        f"  {told}: {ALLOWED}",
-        "  train.epochs = 0: must be a whole number at least 1 and below 2^63",
-    ]
-
-
-@pytest.mark.parametrize(
-    "override",
-    ["hydra.run.dir=x", "hydra.sweep.dir=x", "hydra.sweeper.params=null", "name=hydra.x"],
-)
-def test_others_are_not(override: str) -> None:
-    compose.job_of([override])
 
 
 @pytest.mark.parametrize(
