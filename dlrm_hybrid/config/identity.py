@@ -113,9 +113,8 @@ def _at(values: Mapping[str, Any], key: str) -> Any:
     if key in values:
         return values[key]
     section, _, name = key.partition(".")
-    base: Any = sections().get(section)
-    is_choice = isinstance(base, type) and issubclass(cast("type[object]", base), Choice)
-    return plain(getattr(base, name, None)) if is_choice else None
+    base = sections().get(section, object)
+    return plain(getattr(base, name, None)) if issubclass(base, Choice) else None
 
 
 def _rests(values: Mapping[str, Any]) -> bool:

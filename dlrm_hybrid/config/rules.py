@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrm_hybrid.comm.netem.plan import bits_per_second, seconds
 from dlrm_hybrid.compress.activation.methods import GradientTopK
-from dlrm_hybrid.config.choices import Emulated, Parallel
+from dlrm_hybrid.config.choices import Emulated
 from dlrm_hybrid.config.keys import sections, shown
 from dlrm_hybrid.config.model import (
     batch_norm_rules,
@@ -95,11 +95,13 @@ def layer_cuts(config: Config) -> tuple[str, ...] | None:
 
 
 def _parallel(config: Config) -> Iterator[str]:
-    parallel = config.parallel
+    parallel, machines = config.parallel, f"parallel.machines = {config.parallel.machines}"
     if parallel.name == "single":
         return
-    if parallel.machines is not None:
-        yield from _machines(parallel, parallel.machines)
+    if parallel.machines is not None and parallel.world == "in_process":
+        yield f"{machines}: parallel.world=in_process is one process on one machine"
+    elif parallel.machines is not None and parallel.machines > parallel.trainers:
+        yield f"{machines}: parallel.trainers = {parallel.trainers} leave machines without a rank"
     if (layers := layer_cuts(config)) is None:
         return
     head = f"parallel.cuts = {shown(parallel.cuts)}"
@@ -112,23 +114,12 @@ def _parallel(config: Config) -> Iterator[str]:
         yield f"{head}: name each cut once, in the order of the layers"
     tensors = dense_tensors(config.model)
     if tensors is not None and parallel.servers > tensors:
-        of_machines = (
-            f"parallel.machines = {parallel.machines}: each gets a server, "
-            if parallel.servers == parallel.machines
-            else ""
-        )
+        is_each = parallel.servers == parallel.machines
+        why = f"{machines}: each gets a server, " if is_each else ""
         yield (
-            f"{of_machines}parallel.servers = {parallel.servers}: the model has only {tensors} "
-            "dense tensors to own"
+            f"{why}parallel.servers = {parallel.servers}: the model has only {tensors} dense "
+            "tensors to own"
         )
-
-
-def _machines(parallel: Parallel, machines: int) -> Iterator[str]:
-    head = f"parallel.machines = {machines}"
-    if parallel.world == "in_process":
-        yield f"{head}: parallel.world=in_process is one process on one machine"
-    elif machines > parallel.trainers:
-        yield f"{head}: parallel.trainers = {parallel.trainers} leave machines without a rank"
 
 
 def _own_sync(config: Config) -> Iterator[str]:

@@ -40,17 +40,14 @@ class Series:
         self.points.append(window)
         if len(self.points) > MOST_POINTS:
             self.point_seconds *= 2
-            self._halve()
+            halved = self.points[::2]
+            for point, other in zip(halved, self.points[1::2], strict=False):
+                _join(point, other)
+            self.points = halved
 
     def since(self, offset_seconds: float) -> list[list[float]]:
         """The points with an offset added to their starts."""
         return [[start + offset_seconds, *rest] for start, *rest in self.points]
-
-    def _halve(self) -> None:
-        points = self.points[::2]
-        for point, other in zip(points, self.points[1::2], strict=False):
-            _join(point, other)
-        self.points = points
 
 
 def _join(point: list[float], other: list[float]) -> None:
@@ -148,7 +145,8 @@ def sampled(
     if name is None:
         yield None
         return
-    rate = rate_bits_per_second or _reported_rate(name)
+    stats = psutil.net_if_stats().get(name)  # many drivers report no speed
+    rate = rate_bits_per_second or (stats.speed * 10**6 if stats else 0) or None
     meter = InterfaceMeter(address, rate, lambda: read_counters(name))
     ended = Event()
 
@@ -180,9 +178,3 @@ def _interface(address: str) -> str | None:
         if any(entry.address == address for entry in addresses):
             return name
     return None
-
-
-def _reported_rate(name: str) -> int | None:
-    """The link's bits per second as its driver reports them; many do not."""
-    stats = psutil.net_if_stats().get(name)
-    return None if stats is None else stats.speed * 10**6 or None

@@ -23,7 +23,6 @@ from dlrm_hybrid.types import ResourceError
 
 CLOSE_SECONDS = 60.0  # for the queued events, at the end of a run
 IDS_FILE = "trackers.json"  # in the run folder: the run's id in each tracker
-PACKAGES = {"wandb": "wandb", "mlflow": "mlflow"}
 NAME = "dlrm_hybrid"  # unless WANDB_PROJECT or MLFLOW_EXPERIMENT_NAME names another
 AXIS = "samples"
 MOST_PARAMS, MOST_CHARACTERS = 100, 500  # MLflow's limits for one request and one value
@@ -75,7 +74,7 @@ class Guarded:
 def require(options: Mapping[str, str | None]) -> None:
     """Raise ResourceError, with the command, if the package of a chosen tracker is missing."""
     for key, value in options.items():
-        if value is not None and find_spec(PACKAGES[key]) is None:
+        if value is not None and find_spec(key) is None:
             raise ResourceError(
                 f"telemetry.{key} = {value}: needs pip install 'dlrm-hybrid[tracking]'"
             )
@@ -180,7 +179,10 @@ class Mlflow:
         self._client: Any = import_module("mlflow.tracking").MlflowClient(uri)
         self._status = "FAILED"
         if run_id is None:
-            run = self._client.create_run(self._experiment(), run_name=name)
+            title = os.environ.get("MLFLOW_EXPERIMENT_NAME", NAME)
+            known = self._client.get_experiment_by_name(title)
+            experiment = known.experiment_id if known else self._client.create_experiment(title)
+            run = self._client.create_run(str(experiment), run_name=name)
             run_id = str(run.info.run_id)
             params = [
                 self._entities.Param(key, str(value)[:MOST_CHARACTERS])
@@ -206,8 +208,3 @@ class Mlflow:
     def close(self) -> None:
         """Record how the run has ended."""
         self._client.set_terminated(self.run_id, self._status)
-
-    def _experiment(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", NAME)
-        entity = self._client.get_experiment_by_name(name)
-        return str(self._client.create_experiment(name) if entity is None else entity.experiment_id)

@@ -79,7 +79,7 @@ def test_training_does_not_wait_for_a_server(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_not_installed_is_named_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(trackers, "PACKAGES", {"wandb": "not_there", "mlflow": "not_there"})
+    monkeypatch.setattr(trackers, "find_spec", lambda package: None)
     require({"wandb": None, "mlflow": None})
     with pytest.raises(ResourceError) as refused:
         require({"wandb": None, "mlflow": "file:///runs"})
@@ -176,7 +176,7 @@ def test_a_run_is_recorded_offline_for_wandb(train: Train) -> None:
 def test_a_run_that_lacks_a_tracker_does_not_begin(
     train: Train, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(trackers, "PACKAGES", {"wandb": "not_there", "mlflow": "not_there"})
+    monkeypatch.setattr(trackers, "find_spec", lambda package: None)
     code, folder = train("run", "telemetry.wandb=offline")
     assert code == 5
     assert capsys.readouterr().err == (

@@ -53,17 +53,12 @@ def _await(folder: Path, seconds: float, terminal: Terminal) -> None:
     while not is_run(folder):
         if folder.exists() and not folder.is_dir():
             raise ConfigError(faults_text([f"{RUN_KEY} = {folder}: is no folder"]))
-        if (inner := _run_in(folder)) is not None:
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        if inner := next(filter(is_run, inside), None):  # such as the first job of a sweep
             fault = f"{RUN_KEY} = {folder}: is no run, but has some; name one, such as {inner}"
             raise ConfigError(faults_text([fault]))
         terminal.line_once(f"waiting for a run to begin in {folder}")
         time.sleep(min(1.0, seconds))
-
-
-def _run_in(folder: Path) -> Path | None:
-    """A run in a subfolder, such as the first job of a sweep; None without one."""
-    inside = sorted(folder.iterdir()) if folder.is_dir() else []
-    return next((path for path in inside if is_run(path)), None)
 
 
 def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]) -> str:
