@@ -31,7 +31,7 @@ from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.telemetry.summary import COMPLETE
 
-sys.path.append(str(Path(__file__).parents[1] / "studies"))
+sys.path.append(str(Path(__file__).parents[1] / "rows"))
 from drifting import Log, write
 
 GONE_SECONDS = 60.0

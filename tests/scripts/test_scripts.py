@@ -83,7 +83,7 @@ def test_a_folder_is_followed_through_kills(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_model_of_yesterday_is_worth_something(tmp_path: Path) -> None:
-    rows = rows_of("studies/second_day.py", tmp_path, "--days", "3", "--rows", "4000")
+    rows = rows_of("rows/second_day.py", tmp_path, "--days", "3", "--rows", "4000")
     grown, fixed, alone, _, best = ([float(cell) for cell in row[1:4]] for row in rows)
     assert grown[0] == fixed[0] == alone[0]  # on the first day all learn the same
     assert best[1] < grown[1] < alone[1]

@@ -1,7 +1,7 @@
 """Measures the cost of DDP communication hooks per step, beside torch's fp16 and PowerSGD.
 
-    python scripts/benchmarks/hooks.py
-    python scripts/benchmarks/hooks.py --links 10mbit 100mbit 1gbit --repeats 3
+    python scripts/costs/hooks.py
+    python scripts/costs/hooks.py --links 10mbit 100mbit 1gbit --repeats 3
 
 Two ranks on gloo train a plain network, each hook in processes of its own, in turns. On the
 loopback bytes cost nothing, so only the hook's computing shows: the time of a step and the peak

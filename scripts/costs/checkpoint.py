@@ -1,7 +1,7 @@
 """Measures what checkpoints cost of a run's time, as a Markdown table.
 
-    python scripts/benchmarks/checkpoint.py --repeats 3
-    python scripts/benchmarks/checkpoint.py --every 100 train.steps=1005
+    python scripts/costs/checkpoint.py --repeats 3
+    python scripts/costs/checkpoint.py --every 100 train.steps=1005
 
 A single process and a world of processes train with and without checkpoints, in turns. `stands
 still` is the share of the time between the first and the last point of the loss curve for which

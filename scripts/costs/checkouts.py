@@ -1,8 +1,8 @@
 """Compares two checkouts of this program, run in turns: CPU time per sample, or bytes and losses.
 
-    python scripts/benchmarks/checkouts.py speed ../old . --repeats 5
-    python scripts/benchmarks/checkouts.py speed ../old . --worlds "dct_hybrid, 2 × 3 + 1"
-    python scripts/benchmarks/checkouts.py same ../old .
+    python scripts/costs/checkouts.py speed ../old . --repeats 5
+    python scripts/costs/checkouts.py speed ../old . --worlds "dct_hybrid, 2 × 3 + 1"
+    python scripts/costs/checkouts.py same ../old .
 
 Each checkout has its own `.venv` (`make install` there) and prepares its own rows. `same` trains
 every experiment on synthetic rows in processes, and every gradient and activation method in one

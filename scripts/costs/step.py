@@ -1,7 +1,7 @@
 """Compares the CPU time of a training step, loader included, with that of a plain DLRM.
 
-    python scripts/benchmarks/step.py --output step.md
-    python scripts/benchmarks/step.py --products      a step's matrix products alone
+    python scripts/costs/step.py --output step.md
+    python scripts/costs/step.py --products      a step's matrix products alone
 
 Both models train in one process, in turns of a second or less, so a busy machine slows both alike;
 the ratio is taken turn by turn. Time is CPU time of the process, on a free core equal to wall time.

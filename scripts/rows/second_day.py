@@ -1,7 +1,7 @@
 """Measures what a model of yesterday is worth: its score on the next day of a log.
 
-    python scripts/studies/second_day.py FOLDER --days 7 --rows 2000000
-    python scripts/studies/second_day.py FOLDER --days 7 --movielens ml-100k/u.data --score auc
+    python scripts/rows/second_day.py FOLDER --days 7 --rows 2000000
+    python scripts/rows/second_day.py FOLDER --days 7 --movielens ml-100k/u.data --score auc
 
 Each day four models learn, and are scored on the day after: one that goes on from yesterday's with
 rows for new ids, one that goes on without them, one from nothing on this day alone, and one from

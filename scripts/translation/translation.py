@@ -1,7 +1,7 @@
 """Trains small Transformers that translate, with DCT-MP: table 4 of the DCT paper in small.
 
-    python scripts/studies/translation.py FOLDER
-    python scripts/studies/table4.py FOLDER --output translation.png
+    python scripts/translation/translation.py FOLDER
+    python scripts/translation/table4.py FOLDER --output translation.png
 
 Gupta et al., KDD 2021, section 3.2: a Transformer of six encoder and six decoder layers, cut behind
 the ReLU of the feed-forward network of the fifth encoder layer (2 workers), also of the fifth

@@ -1,7 +1,7 @@
 """Measures tables in files larger than memory: samples per second, pages read per sample.
 
-    python scripts/benchmarks/paged_tables.py --output docs/results/mmap.md
-    python scripts/benchmarks/paged_tables.py --rows 0.01 --limits 320 --batches 200 --warm-up 200
+    python scripts/costs/paged_tables.py --output docs/results/mmap.md
+    python scripts/costs/paged_tables.py --rows 0.01 --limits 320 --batches 200 --warm-up 200
 
 Every case is a process of its own in a memory control group, which needs root. It looks up and
 updates rows as a table server does for one trainer, without sockets. Ids are drawn from the profile

@@ -1,6 +1,6 @@
 """Makes the table and the picture of the trainings of `translation.py`.
 
-    python scripts/studies/table4.py FOLDER --output translation.png
+    python scripts/translation/table4.py FOLDER --output translation.png
 
 Each training is compared with the baseline of its seed, which begins with the same weights and sees
 the same sentences in the same order.

@@ -1,6 +1,6 @@
 """Writes a click log that drifts: a Parquet file a day, and the best log-loss anybody can reach.
 
-    python scripts/studies/drifting.py FOLDER --days 7 --rows 2000000
+    python scripts/rows/drifting.py FOLDER --days 7 --rows 2000000
 
 Each day as many ids of each column leave as come (`--new`, of those that are there), some of them
 popular. A teacher labels the rows: an effect of each id that swings over weeks, the product of a

@@ -1,6 +1,6 @@
 """Measures every gradient compressor on this processor: time, bytes, error (SIDCo, figure 1).
 
-    python scripts/benchmarks/compressors.py --repeats 3 --output compressors.md
+    python scripts/costs/compressors.py --repeats 3 --output compressors.md
 
 First rules that find thresholds, then whole methods, on random tensors and on the paper's layers;
 then DEFT's selection by the slowest of n trainers (DEFT, figure 9). Time is CPU time of one thread.

@@ -1,7 +1,7 @@
 """Measures speed and memory of `prepare` on synthetic rows, and CPU time of the loader.
 
-    python scripts/benchmarks/prepare.py --repeats 3 --output prepare.md
-    python scripts/benchmarks/prepare.py --rows 20000 --repeats 1 data.vocabulary=train_days
+    python scripts/costs/prepare.py --repeats 3 --output prepare.md
+    python scripts/costs/prepare.py --rows 20000 --repeats 1 data.vocabulary=train_days
 
 Other arguments are overrides of keys of `data`. Makes and removes raw files and shards in data/raw,
 550 bytes per row: a temporary folder in memory would flatter the figures.

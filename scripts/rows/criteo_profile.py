@@ -1,6 +1,6 @@
 """Measures raw Criteo rows and writes the aggregate profile that synthetic rows are drawn from.
 
-    python scripts/studies/criteo_profile.py train.txt --out criteo_kaggle.json
+    python scripts/rows/criteo_profile.py train.txt --out criteo_kaggle.json
 
 When the rows are only a sample, `--cardinalities` takes the published number of categories of each
 column, a missing value included, to which the frequency curve is extrapolated beyond the sample.

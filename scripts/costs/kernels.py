@@ -1,6 +1,6 @@
 """Measures the CPU time of compiled kernels, a table per group; whole methods: `compressors.py`.
 
-    python scripts/benchmarks/kernels.py --repeats 5 --output kernels.md
+    python scripts/costs/kernels.py --repeats 5 --output kernels.md
 
 All contestants take turns on the same numbers in one thread, and every ratio is taken turn by turn,
 so load on the machine hardly changes it. Time is CPU time of the thread.

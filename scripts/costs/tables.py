@@ -1,6 +1,6 @@
 """Measures `prepare` on a table: 3 dense, 5 categorical and 1 multi-hot column, and a time.
 
-    python scripts/benchmarks/tables.py --rows 500000 --repeats 3
+    python scripts/costs/tables.py --rows 500000 --repeats 3
 
 Rows are random, a tenth of each column missing. Goal: 300,000 rows per CPU-second.
 """
