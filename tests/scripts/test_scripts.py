@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -133,3 +134,8 @@ def test_a_check_of_the_gpu_finds_its_laws() -> None:
     folders = re.findall('PYTHONPATH="([^"]+)"', CHECK.read_text("utf-8"))[0].split(":")
     assert len(laws) == 3 and all((SCRIPTS.parent / law).exists() for law in laws)
     assert all(Path(one.replace("$PWD", str(SCRIPTS.parent))).is_dir() for one in folders)
+
+
+def test_folders_of_scripts_are_small() -> None:
+    counts = Counter(path.parent.name for path in SCRIPTS.rglob("*.py"))
+    assert {folder: count for folder, count in counts.items() if count > 15} == {}
