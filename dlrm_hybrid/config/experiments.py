@@ -35,6 +35,7 @@ from dlrm_hybrid.config.keys import (
     shown,
     unknown_key,
 )
+from dlrm_hybrid.config.model import SECTIONS_OF_SIZE, with_world_size
 from dlrm_hybrid.config.options import option, store_option
 from dlrm_hybrid.config.overrides import ALLOWED, UNCHECKED, read_override
 from dlrm_hybrid.config.validate import faults_text
@@ -362,14 +363,20 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     for section in sections():
         if section in typed and section in replaced and config[section].name != replaced[section]:
             lines += _drop_from(config[section], section, typed)
+    names = [
+        *SECTIONS_OF_SIZE,
+        *(["pull"] if any(is_below(key, ("pull",)) for key in typed) else []),
+    ]
+    filled = with_world_size({name: _plain(config[name]) for name in names})["parallel"]
+    size = {f"parallel.{leaf}": filled[leaf] for leaf in filled if config.parallel[leaf] is None}
     for name, key in all_keys().items():
         anchor, _, wanted_values = key.only.partition("=")
         section, _, leaf = name.rpartition(".")
-        if not key.only or name in typed or not is_below(anchor, (*typed,)):
+        if not key.only or name in typed or not is_below(anchor, (*typed, *size)):
             continue
         node: Any = OmegaConf.select(config, section)
         record = records(section).get(str(node.get("name", "")))
-        if record is None or leaf not in node or _is_met(config, anchor, wanted_values):
+        if record is None or leaf not in node or _is_met(config, size, anchor, wanted_values):
             continue
         values: Any = OmegaConf.to_container(node, resolve=False)
         if (value := values[leaf]) != (default := defaults_of(record)[leaf]):
@@ -403,9 +410,9 @@ def _drop_from(node: DictConfig, section: str, typed: set[str]) -> Iterator[str]
         yield f"{key} = {shown(value)}: of another choice than {chosen}; left out of the experiment"
 
 
-def _is_met(config: DictConfig, anchor: str, values: str) -> bool:
-    """Whether a key's anchor has a value beside which the key has an effect."""
+def _is_met(config: DictConfig, size: Mapping[str, Any], anchor: str, values: str) -> bool:
+    """Whether a key's anchor has a value, or gets one of `size`, beside which it has an effect."""
     key = anchor if "." in anchor else f"{anchor}.name"
-    value: Any = OmegaConf.select(config, key, default=0)
-    # None: a number that is still to follow from other values.
+    value: Any = size.get(key, OmegaConf.select(config, key, default=0))
+    # None: a value that is still to follow from others.
     return value is None or bool(value) if not values else str(value) in values.split("|")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
+from dlrm_hybrid.compress.gradient.methods import GradientMethod, find
 from dlrm_hybrid.config.choices import Criteo
 from dlrm_hybrid.config.identity import FROM_ITSELF
 from dlrm_hybrid.config.keys import shown
@@ -14,12 +15,19 @@ from dlrm_hybrid.data.schemas.reading import Schema, builtin, named
 from dlrm_hybrid.model.interaction import Cross, Dot, Fm
 from dlrm_hybrid.model.own import INTERACTION, OwnModel
 from dlrm_hybrid.model.spec import DataShape, ModelShape, ModelSpec, Partition, mlp_layers
+from dlrm_hybrid.parallel.dense.pulls import Pulls
 from dlrm_hybrid.parallel.schedule import Pipeline
 from dlrm_hybrid.record import defaults_of
 from dlrm_hybrid.types import ConfigError
 
 SECTIONS: Mapping[str, type] = {"cross": Cross, "fm": Fm}
 """Sections of `model`, each read by the choice of `model.interaction` with its name."""
+
+SECTIONS_OF_SIZE = ("parallel", "embedding", "gradient", "sync")
+"""Sections on which the numbers of trainers and servers depend."""
+MOST_PEERS, MOST_DENSE_PEERS = 4, 2
+"""Most trainers that send each other their gradients unless a number of servers is said, and most
+whose gradients are dense. Measured: docs/results/bytes.md."""
 
 NO_SCHEMA = (
     "data.schema = null: name the schema of these columns, or let data.guess=FILE write a first one"
@@ -132,20 +140,42 @@ def with_table_dims(
 
 
 def with_world_size(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with numbers where `parallel` has null: one for each machine, or few."""
-    if (sections := _sections(values, "parallel", "embedding")) is None:
+    """The configuration with numbers where `parallel` has null: one for each machine, or few.
+
+    On few machines trainers without stages need no servers, which cost CPU time and bytes there.
+    """
+    if (sections := _sections(values, *SECTIONS_OF_SIZE)) is None:
         return dict(values)
-    world, tables = sections
+    world, tables, *_ = sections
     number = world.get("machines")
     machines = number if isinstance(number, int) and number > 1 else None
     tables_each = int(tables.get("name") == "served")
     follow = {
         "trainers": machines or 2,
-        "servers": machines or 1,
+        "servers": 0 if machines and _does_without_servers(values, machines) else machines or 1,
         "table_servers": (machines or 1) * tables_each,
     }
     filled = {key: number for key, number in follow.items() if world.get(key, 0) is None}
     return {**values, "parallel": {**world, **filled}}
+
+
+def _does_without_servers(values: Mapping[str, Any], machines: int) -> bool:
+    """Whether trainers on few machines may send their gradients to each other."""
+    world, gradient, sync = (values[name] for name in ("parallel", "gradient", "sync"))
+    if world.get("cuts") or world.get("elastic") or sync.get("name") != "sync":
+        return False
+    if changed(values.get("pull", {}), defaults_of(Pulls)):  # pulls need a server
+        return False
+    trainers = world.get("trainers")
+    number = trainers if isinstance(trainers, int) else machines
+    if number > MOST_PEERS or (method := find(str(gradient.get("name")))) is None:
+        return False
+    settings = {key: value for key, value in gradient.items() if key != "name"}
+    try:
+        agrees = bool(method(**settings).rounds())  # which its trainers do through a server
+    except (TypeError, ValueError):
+        return False  # its faults are told when it is made
+    return not agrees and (method.is_sparse or number <= MOST_DENSE_PEERS)
 
 
 def _sections(values: Mapping[str, Any], *names: str) -> list[Mapping[str, Any]] | None:

@@ -100,7 +100,8 @@ def test_the_plan_of_a_network() -> None:
 @pytest.mark.parametrize(
     ("overrides", "hosts"),
     [
-        ((*SERVED, "parallel.machines=2"), [0, 1, 0, 1, 0, 1, 0]),
+        ((*SERVED, "parallel.machines=2"), [0, 1, 0, 1, 0]),
+        ((*SERVED, "parallel.machines=2", "sync=bounded"), [0, 1, 0, 1, 0, 1, 0]),
         ((*SERVED, "parallel.machines=3", "parallel.servers=1"), [0, 1, 2, 0, 0, 1, 2]),
         ((*EMULATED, "parallel.machines=2"), [0, 0, 0, 1, 1, 1, 0, 1]),
         (
@@ -124,3 +125,28 @@ def test_no_latency_is_the_network_without() -> None:
         return build.emulation(validate(values_of((*EMULATED, f"network.latency={latency}"))))
 
     assert emulation("0ms") == emulation("null") != emulation("1ms")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "servers"),
+    [
+        ((), 0),
+        (("parallel.machines=4",), 0),
+        (("parallel.machines=5",), 5),
+        (("parallel.machines=2", "parallel.trainers=6"), 2),
+        (("gradient=none",), 0),
+        (("gradient=none", "parallel.machines=3"), 3),
+        (("gradient=cltk",), 2),
+        (("gradient.aggregation=leader",), 2),
+        (("parallel.cuts=[bottom.2]",), 2),
+        (("sync=bounded",), 2),
+        (("pull.precision=bfloat16",), 2),
+        (("parallel.servers=1",), 1),
+    ],
+)
+def test_few_machines_need_no_servers(overrides: tuple[str, ...], servers: int) -> None:
+    words = ["+experiment=dp_levels", "network=emulated", "parallel.machines=2"]
+    kept = [word for word in words if word.partition("=")[0] not in " ".join(overrides)]
+    config = validate(values_of([*kept, *overrides]))
+    assert config.parallel.servers == servers
+    assert (config.pull.precision == "float32") == (servers == 0)

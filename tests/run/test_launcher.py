@@ -50,7 +50,8 @@ SLURM = {
     "SLURM_JOB_NODELIST": "node[03-04]",
 }
 OPERATOR = {key: TORCHRUN[key] for key in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-TWO = ("+experiment=dp_levels", "parallel.machines=2")
+WITHOUT_SERVERS = ("+experiment=dp_levels", "parallel.machines=2")
+TWO = (*WITHOUT_SERVERS, "parallel.servers=2")
 NOT_SHOWN = (quiet(), TerminalView(quiet()))
 
 
@@ -210,7 +211,7 @@ MULTIPLE = "launchers start as many processes on each machine, so it must be a m
             f"parallel.trainers = 3: {MULTIPLE}parallel.machines = 2",
         ),
         (
-            (*TWO, "parallel.servers=1"),
+            (*WITHOUT_SERVERS, "parallel.servers=1"),
             {"WORLD_SIZE": "3"},
             f"parallel.servers = 1: {MULTIPLE}parallel.machines = 2",
         ),
@@ -268,6 +269,7 @@ def test_tables_that_cross_machines_in_plain_text_are_told(
     ("world", "expected"),
     [
         (TWO, [[0, 2], [1, 3]]),
+        (WITHOUT_SERVERS, [[0], [1]]),
         ((*TWO, "parallel.trainers=4"), [[0, 2, 4], [1, 3, 5]]),
         ((*TWO, "parallel.cuts=[bottom.2]"), [[0, 1, 4], [2, 3, 5]]),
         (("+experiment=data_parallel", *TWO[1:], "embedding=served"), [[0, 2, 4], [1, 3, 5]]),
