@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Everything that must pass, cheapest first. With --quick only rooms without processes, files of runs
-# or whole commands, few examples of hypothesis, and types and imports checked beside them; with --all
-# many, and tests marked slow.
+# or whole commands, few examples of hypothesis, and types of the package and imports checked beside
+# them; with --all many, and tests marked slow.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=(tests) markers="not slow" profile=fixed processes=2 quick=
@@ -21,7 +21,7 @@ export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 trap wait EXIT
 ruff check .
 ruff format --check .
-pyright & types=$! # takes one core, as long as the rest of a quick check takes the other
+pyright ${quick:+dlrm_hybrid} & types=$! # one core, as long as a quick check's rest takes the other
 lint-imports --no-cache
 [ -n "$quick" ] || wait "$types"
 # Two at a time: each may be a world of processes. A file's tests stay together for their fixtures.
