@@ -181,12 +181,8 @@ def test_models_of_vectors_score_as_those_of_single_columns(
 
 def test_an_exported_model_takes_vectors(runs: Path, columns: dict[str, list[Any]]) -> None:
     output = runs / "exported"
-    given = (
-        f"export.checkpoint={runs / 'vectors'}",
-        "export.format=pt2",
-        f"export.output={output}",
-    )
-    assert run(["dlrm_hybrid", "export", *given]) == 0
+    given = (f"export.checkpoint={runs / 'vectors'}", f"export.output={output}")
+    assert run(["dlrm_hybrid", "export", *given, "export.format=safetensors"]) == 0
     about = json.loads((output / "model.json").read_text())
     names = [one["name"] for one in about["inputs"]["dense"]["columns"]]
     assert names == ["age", "image[0]", "image[1]", "image[2]", "price"]

@@ -90,7 +90,9 @@ def test_an_item_scores_alike_in_any_column(own: Path) -> None:
     assert bags.values[0] == bags.values[2] > 0
 
 
-@pytest.mark.parametrize("format", ["onnx", "pt2", "safetensors"])
+@pytest.mark.parametrize(
+    "format", ["onnx", pytest.param("pt2", marks=pytest.mark.slow), "safetensors"]
+)
 def test_written_models_score_alike(own: Path, format: str, tmp_path: Path) -> None:
     """`export` compares the scores of the file with those of the checkpoint."""
     out = tmp_path / "out"

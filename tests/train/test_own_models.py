@@ -122,7 +122,8 @@ def test_a_run_is_evaluated_predicted_and_exported_where_it_is_typed(
     assert predictor.step == 20
 
 
-@pytest.mark.parametrize("format", ["pt2", pytest.param("onnx", marks=pytest.mark.slow)])
+@pytest.mark.slow  # test_extending.py has one that `export` compares
+@pytest.mark.parametrize("format", ["pt2", "onnx"])
 def test_a_graph_of_it_scores_as_the_run(learned: Path, tmp_path: Path, format: str) -> None:
     export = ["dlrm_hybrid", "export", f"export.checkpoint={learned}", f"model={NAME}"]
     assert run([*export, f"export.format={format}", f"export.output={tmp_path / 'graph'}"]) == 0

@@ -92,7 +92,7 @@ def test_named_in_the_configuration_they_are_the_same(learned: Learned) -> None:
     assert_same(again, learned.first, STEPS)
 
 
-@pytest.mark.parametrize("format", ["pt2", "safetensors"])
+@pytest.mark.parametrize("format", [pytest.param("pt2", marks=pytest.mark.slow), "safetensors"])
 def test_other_programs_and_other_checkpoints_score_the_same(
     format: str, learned: Learned, tmp_path: Path
 ) -> None:

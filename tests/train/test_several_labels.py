@@ -224,7 +224,8 @@ def test_rows_to_score_need_no_labels(
 
 
 @pytest.mark.parametrize(
-    "format", ["pt2", pytest.param("onnx", marks=pytest.mark.slow), "safetensors"]
+    "format",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("pt2", "onnx")), "safetensors"],
 )
 def test_an_exported_model_gives_a_score_for_each_label(
     format: Any, learned: Path, folder: Path, tmp_path: Path
