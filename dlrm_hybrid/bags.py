@@ -142,8 +142,6 @@ def jagged(
     Args:
         values_N: ids by table, then by row.
         lengths_FB: number of ids in each bag; their sum is N.
-        averaged: see `Bags`.
-        weights_N: see `Bags.weights`.
 
     Raises:
         ValueError: a length is below 0, or their sum is not N.

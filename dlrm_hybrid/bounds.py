@@ -106,11 +106,7 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """A choice among names that are registered at run time, as metadata of an `Annotated` type.
-
-    Attributes:
-        names: returns the registered names.
-    """
+    """A choice among names that are registered at run time, as metadata of an `Annotated` type."""
 
     names: Callable[[], Iterable[str]]
 
@@ -174,7 +170,6 @@ class SettingsError(ValueError):
     """Invalid values of a record's fields.
 
     Args:
-        record: class of the record.
         faults: field, value and reason of each invalid value.
 
     Attributes:

@@ -39,7 +39,6 @@ class Content:
     """Size and checksum of a file's content.
 
     Attributes:
-        num_bytes: size in bytes.
         xxh3: checksum (XXH3, 128 bits) in hexadecimal digits.
     """
 
@@ -77,7 +76,6 @@ def content(path: Path, progress: Callable[[int], object] = lambda done: None) -
     """Read a file for its size and checksum.
 
     Args:
-        path: the file.
         progress: called with the number of bytes read so far.
 
     Raises:
@@ -132,7 +130,6 @@ def link_files(source: Path, target: Path, names: Iterable[str]) -> None:
     """Make a folder of hard links to files and subfolders of another; copies across file systems.
 
     Args:
-        source: the other folder.
         target: the folder to make; one that is there is replaced.
         names: files of `source` to link, and subfolders whose files are linked.
 
@@ -303,7 +300,6 @@ def check_inside(folder: Path, apart: Collection[str] = ()) -> None:
     """Refuse to write into a folder with links that lead out of it, pipes or devices.
 
     Args:
-        folder: the folder, of any origin.
         apart: names of subfolders to skip, as another program writes them.
 
     Raises:

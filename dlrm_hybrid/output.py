@@ -36,7 +36,6 @@ class Output(io.RawIOBase):
 
         Args:
             descriptor: file, pipe or terminal. It is duplicated, as the number may be reused.
-            name: name of the stream in messages.
             report_to: gets a line when output is lost for the first time.
         """
         super().__init__()

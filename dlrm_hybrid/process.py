@@ -124,9 +124,6 @@ def tie_to(parent: int) -> Callable[[], None]:
     """Make a `die_with_parent` that a child can call between fork and exec: it loads nothing there.
 
     The tie survives exec, so at no moment can the program outlive its parent.
-
-    Args:
-        parent: process id of the parent.
     """
     if sys.platform != "linux":
         return lambda: None

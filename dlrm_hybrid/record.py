@@ -48,8 +48,6 @@ def key(default: Any, line: str, effect: Effect | None = None, *, only: str = ""
     """A field that is a key of the configuration.
 
     Args:
-        default: its value.
-        line: a line of help.
         effect: what it decides; None for the effect of its record.
         only: the key and value it needs to have one, `sync=async`; or a key that must not be 0.
     """

@@ -29,7 +29,6 @@ def splitmix64(seed: int, count: int, first: int = 1) -> NDArray[np.uint64]:
 
     Args:
         seed: not negative, below 2**64.
-        count: how many.
         first: position of the first number.
 
     Source: Steele, Lea and Flood, Fast splittable pseudorandom number generators, OOPSLA 2014.

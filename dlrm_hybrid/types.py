@@ -104,11 +104,7 @@ class InterruptedRunError(DlrmError):
 
 
 class StoppedLateError(DlrmError):
-    """A signal came after a run was complete: the run is valid, but no other begins.
-
-    Attributes:
-        number: of the signal.
-    """
+    """A signal came after a run was complete: the run is valid, but no other begins."""
 
     exit_code = ExitCode.DONE
 
@@ -129,7 +125,6 @@ class PeerLostError(DlrmError):
     """Another rank has disconnected without a goodbye.
 
     Attributes:
-        rank: the rank that is gone.
         cause: how this was noticed.
     """
 

@@ -48,7 +48,6 @@ class Shard:
     Attributes:
         files: size and xxh3 by name.
         tensors: group, dtype, full shape and parts (file, begin, shape), by name.
-        seconds: time spent writing.
         fault: why the shard could not be written; None if it was.
         not_finite: name of a tensor with NaN or infinity, for which nothing was written.
     """
@@ -71,7 +70,6 @@ class Preparing:
     """A checkpoint whose ranks are still writing.
 
     Attributes:
-        step: training steps done.
         owed: names, by number, of the ranks that have not reported yet.
         shards: shards of the ranks that have, by name of the rank.
     """
@@ -139,9 +137,6 @@ class Saved:
     """A valid checkpoint.
 
     Attributes:
-        step: training steps done.
-        folder: folder of the checkpoint.
-        num_bytes: size of all its files.
         seconds: time that training paused.
         background_seconds: time from then until it was valid.
     """
@@ -167,7 +162,6 @@ def commit(
     Args:
         root: the `checkpoints` folder of the run.
         attempt: the attempt that wrote it.
-        prepared: the shards of all ranks.
         facts: whatever else a resumed run needs, as JSON values; `score` is a `Score` or None.
         keep: rule for the checkpoints kept, this one included.
 

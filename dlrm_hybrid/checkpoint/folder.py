@@ -43,12 +43,7 @@ FILES = "files"  # if there is no CHECKPOINTS: a run for each file, in order of 
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetentionPolicy:
-    """Rule for the complete checkpoints that are kept.
-
-    Attributes:
-        newest: number of the newest to keep.
-        best: whether to keep also the one with the best score.
-    """
+    """Which complete checkpoints are kept: so many of the newest, and the best, if it is wanted."""
 
     newest: int
     best: bool
@@ -116,12 +111,7 @@ def best_score(root: Path) -> tuple[int, Score] | None:
 
 
 def shown(folder: Path, step: int) -> str:
-    """A line that tells the user which checkpoint of a run folder was chosen.
-
-    Args:
-        folder: folder of the checkpoint.
-        step: step of the checkpoint.
-    """
+    """A line that tells the user which checkpoint of a run folder was chosen."""
     root, line = folder.parent, f"checkpoint {folder}, step {step:,}"
     latest, best = pointed(root / LATEST_FILE), best_score(root)
     if latest is None or best is None or step_of(latest) == best[0]:

@@ -83,7 +83,6 @@ class Score:
     Attributes:
         part: the rows that were scored.
         monitor: kind of score; a lower log-loss is better, or a higher AUC or GAUC.
-        value: the score.
     """
 
     part: ScoredPart
@@ -112,11 +111,9 @@ class Manifest:
     """The contents of a checkpoint, and what a run needs to resume from it.
 
     Attributes:
-        step: training steps done.
         files: sizes and checksums by name.
         tensors: shapes and parts by name.
         progress: see `train.progress.Progress`; None, as the next three, if no run can resume.
-        config: configuration of the run.
         config_hash: identifies all keys that decide the weights.
         rows: checksums of the prepared rows.
         score: score of an evaluation at this step, if any.
@@ -167,7 +164,6 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
     """Read and check the manifest of a checkpoint.
 
     Args:
-        folder: folder of the checkpoint.
         instead: end of each error message.
 
     Raises:
@@ -191,8 +187,6 @@ def sealed(path: Path, text: str, instead: str, what: str = "a checkpoint") -> d
     """Parse a manifest and check its format and checksum; raises DataError.
 
     Args:
-        path: path of the file, for messages.
-        text: its content.
         instead: end of each message.
         what: the thing whose manifest it is, for messages.
     """

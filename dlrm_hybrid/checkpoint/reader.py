@@ -36,8 +36,6 @@ class Checkpoint:
     """A complete checkpoint; each file is verified before anything of it is used.
 
     Attributes:
-        folder: folder of the checkpoint.
-        manifest: manifest of the checkpoint.
         progress: called while a file is verified.
         fresh: ids, int64 (K,), of rows that `fill` leaves as they are, by name of the table; not
             None if tables may have more rows than saved, which `fill` leaves as well.

@@ -51,7 +51,6 @@ class ShardWriter:
 
     Attributes:
         root: the `checkpoints` folder of the run.
-        rank: name of the rank.
         attempt: how often the run has been restarted.
         storage: storage of table rows; if larger than memory, `begin` writes before it returns.
     """

@@ -44,8 +44,6 @@ class Sweep:
     Attributes:
         folder: folder that contains those of all jobs.
         keys: keys whose values differ between jobs.
-        count: number of all jobs.
-        terminal: shows progress and results.
     """
 
     folder: Path

@@ -102,7 +102,6 @@ class Sweep:
         folder: the folder above those of all jobs.
         keys: keys that differ between jobs.
         submit: who is to run them, null for this machine.
-        sbatch: more options for that.
     """
 
     points: tuple[tuple[str, ...], ...]

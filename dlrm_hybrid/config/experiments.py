@@ -212,7 +212,6 @@ class OwnExperiments:
     """The experiments in the folder that a command line names; none without such a folder.
 
     Attributes:
-        files: the files of the experiments, by name.
         fault: why there are none, though there is a folder; else None.
     """
 

@@ -53,7 +53,6 @@ class Key:
         name: dotted, e.g. `train.batch_size`.
         kind: the type of its values, in words.
         choices: all values it takes, where they can be listed; else empty.
-        effect: what it decides.
         only: the values beside which it has an effect; see `record.key`.
     """
 

@@ -80,7 +80,6 @@ class Style:
     """Style of a line.
 
     Attributes:
-        color: CSS colour.
         dashes: lengths on and off, in points; empty for a solid line.
         marker: matplotlib's name of the marker of single points.
     """
@@ -112,7 +111,6 @@ def figure(picture: Picture, *, is_alone: bool = False) -> Figure:
     """Draw a picture of a report with matplotlib.
 
     Args:
-        picture: the picture.
         is_alone: whether to draw the key of runs into it, as no page shows that beside it.
     """
     content = picture.content
@@ -150,7 +148,6 @@ def panels(
     """Make a figure with a panel for each text, row by row.
 
     Args:
-        size_inches: width and height.
         texts: texts of the panels' axes; all rows have the same number.
         heights: relative height of each row.
     """

@@ -56,8 +56,6 @@ class AxesText:
     """Texts of a panel's axes, with units.
 
     Attributes:
-        x: text of the x-axis.
-        y: text of the y-axis.
         x_unit: unit at the ticks of the x-axis, e.g. B for 12.3 MB; empty for 12.3M.
         x_is_whole: whether ticks are whole numbers.
     """
@@ -76,7 +74,6 @@ class Line:
     Attributes:
         label: name in the key.
         number: number of its style.
-        curve: the line itself.
         dots: single points beside it.
         band: shaded area around the line.
     """
@@ -94,8 +91,6 @@ class Lines:
     """A panel with lines, and how its axes are drawn.
 
     Attributes:
-        lines: the lines.
-        text: texts of the axes.
         shows: range of the y-axis.
         x_positive: no x is 0, so the axis is logarithmic if one line ends far before another.
         x_doubles: x has few whole numbers, each about twice the one before; all are ticks.
@@ -117,9 +112,7 @@ class Points:
 
     Attributes:
         places: x and y of each point.
-        labels: name of each point.
         numbers: number of each point's style.
-        text: texts of the axes.
     """
 
     places: Sequence[tuple[float, float]]
@@ -148,8 +141,6 @@ class Picture:
     """A picture with title and caption.
 
     Attributes:
-        title: title of the picture.
-        content: the lines, points or bars.
         caption: explanation for the reader.
         has_runs: whether its lines or points are the runs, whose key a page shows beside it.
     """

@@ -78,7 +78,6 @@ def trained(runs: Sequence[Run], *, with_steps: bool = True) -> str:
     """Describe in a line what all runs trained; values that differ are listed.
 
     Args:
-        runs: the runs of a report.
         with_steps: whether to tell their steps, which mean little while a run goes on.
     """
     steps = {"Training": _steps} if with_steps else {}

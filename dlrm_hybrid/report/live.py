@@ -36,7 +36,6 @@ class Watched:
     """State of a run at a moment.
 
     Attributes:
-        run: its record.
         is_running: whether a process works on it.
         now: seconds since 1970.
     """

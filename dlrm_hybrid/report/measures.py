@@ -28,7 +28,6 @@ class Measure:
         key: name in a CSV file.
         title: name in a table, with the unit.
         pick: takes the value from a summary; None if it was not measured.
-        show: formats a value.
     """
 
     key: str

@@ -76,9 +76,6 @@ class Section:
 
     Attributes:
         heading: heading of the part; empty continues the one above.
-        text: a paragraph, or empty.
-        table: a table, if there is one.
-        pictures: pictures below the table.
     """
 
     heading: str
@@ -90,13 +87,7 @@ class Section:
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """Progress of a run.
-
-    Attributes:
-        done: steps done.
-        total: steps planned.
-        text: both in words.
-    """
+    """Steps done and planned of a run, also in words."""
 
     done: int
     total: int
@@ -109,14 +100,10 @@ class Document:
     """A document about runs, before it is rendered.
 
     Attributes:
-        title: title of the page.
-        heading: heading of the page.
         status: status shown beside the heading, or empty.
         subtitle: when and by what it was made.
         trained: what was trained, in a line.
-        progress: progress of a run that goes on.
         runs: labels of the runs, in the order of their styles; empty for a watched run.
-        sections: sections from top to bottom.
     """
 
     title: str
@@ -178,7 +165,6 @@ def html(document: Document, refresh_seconds: float | None = None) -> str:
     """Render a document as HTML; all its texts are escaped.
 
     Args:
-        document: the document.
         refresh_seconds: seconds after which a browser reloads the page; None for a final one.
     """
     again, status, progress = "", "", document.progress
@@ -250,7 +236,6 @@ def markdown(document: Document, pictures: PurePath | None) -> str:
     """Render a document as Markdown.
 
     Args:
-        document: the document.
         pictures: pattern of the picture files (see `file_of`), relative to the page; None leaves
             pictures out, and sections that have nothing else.
     """

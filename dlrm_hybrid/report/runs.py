@@ -29,13 +29,10 @@ class Run:
     """The record of one run.
 
     Attributes:
-        folder: folder of the run.
         config: the whole configuration, resolved.
-        overrides: overrides of the command line.
         environment: commit, versions, processor; empty if it was not written.
         summary: `summary.json`; computed from the events, with the status `unfinished`, if the run
             is still training or was killed.
-        events: all recorded events in order.
     """
 
     folder: Path

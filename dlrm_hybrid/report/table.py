@@ -26,8 +26,6 @@ class Table:
     """A table of formatted cells.
 
     Attributes:
-        columns: headings of the columns.
-        rows: the cells, row by row.
         align: a letter for each column, `l` or `r`; the last one holds for the rest.
     """
 

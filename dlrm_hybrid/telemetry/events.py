@@ -146,8 +146,6 @@ def until(
     evaluate, or none. `started` events are all kept.
 
     Args:
-        events: recorded events.
-        step: step of the checkpoint.
         evaluated_step: step of the last evaluation that the checkpoint knows of, -1 for none.
         tested_step: the same on the test part, if evaluations score the validation part.
     """

@@ -112,9 +112,6 @@ class IdSample:
     """Samples the number of distinct ids in a trainer's batches, added up over the tables.
 
     The cost of lookups, updates and their messages grows with it.
-
-    Attributes:
-        ids: the sampled numbers.
     """
 
     ids: Histogram = field(default_factory=Histogram)

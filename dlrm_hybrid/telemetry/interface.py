@@ -64,7 +64,6 @@ class InterfaceMeter:
         address: address of the interface; ranks on one machine may share it.
         rate_bits_per_second: rate of its link in each direction; None if unknown.
         counters: reads the byte counters of the interface.
-        clock: reads the time in seconds.
     """
 
     address: str

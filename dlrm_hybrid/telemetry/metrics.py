@@ -91,7 +91,6 @@ class BinaryMetrics:
         """Count the rows of a batch, each as its weight or 1; the arrays are copied.
 
         Args:
-            logit_B: predictions.
             label_B: 0 or 1.
             weight_B: weights; None for 1 each.
             group_B: groups, whose rows are all kept until the end; 0 for rows without one.

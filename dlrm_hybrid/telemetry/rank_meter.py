@@ -40,7 +40,6 @@ class Interval:
         sent_bytes: bytes sent by all ranks, if counted; known when workers meet.
         dense_equivalent_bytes: bytes of the same messages as plain float32.
         sent_rows: rows trained on while these bytes were sent.
-        compression: counts of compressed elements.
     """
 
     rows: int = 0

@@ -40,7 +40,6 @@ class Guarded:
         """Start the thread.
 
         Args:
-            sink: sink of a tracker.
             key: configuration key that has chosen it, for messages.
             say: called once with the reason if the sink is given up.
         """
@@ -122,10 +121,7 @@ class Wandb:
 
         Args:
             folder: folder of the run; W&B writes to `wandb/` in it.
-            mode: offline or online.
             run_id: id in W&B, the same for all attempts of a run.
-            config: the whole configuration.
-            name: name of the run.
         """
         library: Any = import_module("wandb")
         settings = library.Settings(
@@ -171,7 +167,6 @@ class Mlflow:
             uri: address of the tracking server, database or folder.
             run_id: id in MLflow from an earlier attempt; None for a new run.
             config: the whole configuration by dotted key.
-            name: name of the run.
         """
         if "://" not in uri or uri.startswith("file:"):
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # a folder was asked for

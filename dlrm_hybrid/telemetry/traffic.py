@@ -33,8 +33,6 @@ class Tally:
     """Messages and bytes of one class in one phase.
 
     Attributes:
-        messages: number of messages.
-        num_bytes: their bytes as sent.
         dense_equivalent_bytes: their bytes as plain float32.
     """
 
@@ -89,7 +87,6 @@ class Counters:
     """Counters of both directions of one rank in one phase.
 
     Attributes:
-        sent: messages sent by the rank.
         received: messages received; without the dense equivalent of collectives, unknown here.
     """
 
