@@ -64,8 +64,8 @@ def run_checks(folder: Path, rows: Callable[[], Finding]) -> Iterator[tuple[str,
         "fbgemm": _fbgemm,
         "bfloat16": _bfloat16,
         "kernels": _kernels,
-        "network emulation": _emulation,
-        "network latency": _latency,
+        "network emulation": lambda: _emulated(EMULATED, _echo_text),
+        "network latency": lambda: _emulated(DELAYED, _delay_text),
     }
     for name, probe in probes.items():
         try:
@@ -223,21 +223,12 @@ def _kernels() -> Finding:
     return Level.OK, detail
 
 
-def _emulation() -> Finding:
-    """Make a small emulated network and measure it."""
-    rate = EMULATED.rate_bits_per_second / 1e6
-    return _emulated(
-        EMULATED,
-        lambda network: (
-            f"hosts and shaped links work; at {rate:g} Mbit/s an echo takes "
-            f"{network.echo_share:.0%} of its nominal time"
-        ),
+def _echo_text(network: EmulatedNetwork) -> str:
+    rate = network.plan.rate_bits_per_second / 1e6
+    return (
+        f"hosts and shaped links work; at {rate:g} Mbit/s an echo takes "
+        f"{network.echo_share:.0%} of its nominal time"
     )
-
-
-def _latency() -> Finding:
-    """Make an emulated network with a delay and measure it."""
-    return _emulated(DELAYED, _delay_text)
 
 
 def _delay_text(network: EmulatedNetwork) -> str:
@@ -254,7 +245,7 @@ def _delay_text(network: EmulatedNetwork) -> str:
 
 
 def _emulated(plan: NetworkPlan, text: Callable[[EmulatedNetwork], str]) -> Finding:
-    """A note, not a failure, where a network cannot be emulated: training works without."""
+    """Make a small emulated network and measure it; only a note if it cannot be made."""
     try:
         with open_network(plan) as network:
             return Level.OK, text(network)
