@@ -53,7 +53,7 @@ def check_world(config: Config, launch: Launch | None, overrides: Sequence[str])
 
 
 def in_plain_text(config: Config, launch: Launch) -> str | None:
-    """What goes from machine to machine unencrypted, for whoever starts the run; None if nothing."""
+    """What machines send each other unencrypted, for whoever starts the run; None if nothing."""
     shares_tables = config.parallel.trainers > 1 and not config.parallel.table_servers
     if launch.num_nodes == 1 or not shares_tables:
         return None
