@@ -441,8 +441,7 @@ def _chosen(overrides: tuple[str, ...]) -> DictConfig:
 def _by_hydra(overrides: Sequence[str]) -> DictConfig:
     OwnExperiments.of(overrides).store(overrides)
     config = hydra.compose(ROOT, overrides=list(overrides), return_hydra_config=True)
-    changed = _changed(_settings(config), _own_settings())
-    if changed:
+    if overrides and (changed := _changed(_settings(config), _own_settings())):
         raise HydraException(f"Hydra's own settings cannot be changed ({', '.join(changed)})")
     return config
 
@@ -454,7 +453,7 @@ def _defaults() -> _Tree:
 
 @functools.cache
 def _own_settings() -> Mapping[str, Any]:
-    return _settings(hydra.compose(ROOT, return_hydra_config=True))
+    return _settings(_chosen(()))
 
 
 def _settings(config: DictConfig) -> dict[str, Any]:
