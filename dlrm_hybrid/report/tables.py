@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlrm_hybrid.config.identity import flat, same_results, without_seeds
-from dlrm_hybrid.config.keys import keys_of
+from dlrm_hybrid.config.keys import effect_of, keys_of
 from dlrm_hybrid.record import Effect
 from dlrm_hybrid.report.labels import labels, short, varying
 from dlrm_hybrid.report.measures import (
@@ -49,10 +49,6 @@ STOPPED: dict[int, str] = {
     ExitCode.PREEMPTED: "preempted",
     ExitCode.INTERRUPTED: "interrupted",
 }  # status of a job without a summary
-
-
-# Sections of commands and keys of the machine: they do not change a run.
-NOT_OF_A_RUN = ("bench", "doctor", "evaluate", "report", "skip_completed", "sweep", "watch")
 MEGABYTE = 1e6
 ALL = "all"
 STEP_FIGURES = ("mean", "p50", "p95", "p99", "max")
@@ -305,7 +301,8 @@ def _span_of(values: Iterable[float | None], show: Callable[[float], str]) -> st
 def differences(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Configuration keys whose values differ between runs; None if there are none."""
     configs = [flat(run.config) for run in runs]
-    keys = {key for values in configs for key in values if key.split(".")[0] not in NOT_OF_A_RUN}
+    keys = {key for values in configs for key in values if Effect.ANOTHER not in effect_of(key)}
+    keys.discard("skip_completed")
     rows = [
         (key, *(_text(values[key]) if key in values else MISSING for values in configs))
         for key in sorted(keys, key=_reading_order)
