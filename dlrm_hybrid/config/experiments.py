@@ -366,7 +366,8 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
         *SECTIONS_OF_SIZE,
         *(["pull"] if any(is_below(key, ("pull",)) for key in typed) else []),
     ]
-    filled = with_world_size({name: _plain(config[name]) for name in names})["parallel"]
+    chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names))
+    filled = with_world_size(chosen)["parallel"]
     size = {f"parallel.{leaf}": filled[leaf] for leaf in filled if config.parallel[leaf] is None}
     for name, key in all_keys().items():
         anchor, _, wanted_values = key.only.partition("=")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from dlrm_hybrid.compress.gradient.methods import GradientMethod, find
+from dlrm_hybrid.compress.gradient.methods import find
 from dlrm_hybrid.config.choices import Criteo
 from dlrm_hybrid.config.identity import FROM_ITSELF
 from dlrm_hybrid.config.keys import shown
