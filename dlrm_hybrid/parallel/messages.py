@@ -18,6 +18,7 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.mailbox import Mailbox, Receive
 from dlrm_hybrid.compress.host import require_cpu
 from dlrm_hybrid.model.tensors import Piece
+from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.telemetry.spans import SpanClock, Within
 from dlrm_hybrid.types import Version
 from dlrm_hybrid.wire.dense import array_of, dense
@@ -83,6 +84,18 @@ def piece_of(frame: Frame) -> Piece:
         every=values["every"],
         view=view,
     )
+
+
+def reply(
+    frame: Frame,
+    kind: Kind,
+    rank: int,
+    values: Mapping[str, Any],
+    tensors: Mapping[str, Tensor] | None = None,
+) -> Outgoing:
+    """A rank's answer to a message, with its number: values, and views of tensors."""
+    content = message(kind, rank, frame.attempt, frame.number, values, tensors)
+    return Outgoing(frame.sender, content, num_bytes(tensors or {}))
 
 
 def num_bytes(tensors: Mapping[str, Tensor]) -> int:

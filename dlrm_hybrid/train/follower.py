@@ -38,12 +38,12 @@ from dlrm_hybrid.parallel.dense.client import ServerClient
 from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, HandlerTable
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.finite import check_loss
-from dlrm_hybrid.parallel.messages import message, values_of
+from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.rank_meter import Interval, RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.crew import Crew
-from dlrm_hybrid.train.server_rank import shard_answer
+from dlrm_hybrid.train.server_rank import save_answer, shard_answer
 from dlrm_hybrid.train.signals import StopRequest, obey
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import DlrmError, InterruptedRunError, PreemptedError, ScoredPart
@@ -280,16 +280,12 @@ class WorkerShards:
 
     def _save(self, frame: Frame) -> Sequence[Outgoing]:
         self.meter.switch(Phase.CHECKPOINT)  # until the next order
-        self.writer.begin(values_of(frame)["step"], self.rank.pieces())
-        messenger = self.rank.messenger
-        answer = message(Kind.COPIED, messenger.rank, messenger.attempt, frame.number, {})
-        return [Outgoing(frame.sender, answer, 0)]
+        return [save_answer(self.writer, frame, self.rank.messenger.rank, self.rank.pieces())]
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         if self.rests:
             self.meter.switch(Phase.CHECKPOINT)
-        messenger = self.rank.messenger
-        answer = shard_answer(self.writer, frame, messenger.rank, messenger.attempt)
+        answer = shard_answer(self.writer, frame, self.rank.messenger.rank)
         self.taken += not self.writer.pending
         return [answer]
 

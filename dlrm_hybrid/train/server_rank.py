@@ -1,4 +1,4 @@
-"""Server processes, of weights and of tables: their answers, their phase and their shards."""
+"""A server process, of weights or of tables: its answers, its phase and its shards."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dlrm_hybrid.checkpoint.writer import ShardWriter
 from dlrm_hybrid.model.tensors import Piece, in_groups, parts
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.messages import message, num_bytes, piece_message, values_of
+from dlrm_hybrid.parallel.messages import piece_message, reply, values_of
 from dlrm_hybrid.parallel.tables.table_server import TableServer
-from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS, RankMeter
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 from dlrm_hybrid.telemetry.traffic import Phase
-from dlrm_hybrid.types import DlrmError, Group, Version
+from dlrm_hybrid.types import Group
 from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind
 
 
@@ -26,21 +26,21 @@ class ServerRank:
 
     Attributes:
         server: owns the tensors.
-        collect: handles contributions; None if the method has no rounds.
         rank: rank of the server.
-        attempt: how often the run has been restarted.
         switch: called with the phase of the next answers.
         writer: writes its shards of checkpoints.
-        elastic: whether trainers may be lost, each with its last counted push.
+        collect: handles contributions; None if there are no rounds.
+        ahead: number of batches ahead that trainers request rows.
+        elastic: whether trainers may be lost, each with its last counted push or update.
         lowered: first steps of lower learning rates; appended to.
     """
 
-    server: ParameterServer
-    collect: Handle | None
+    server: ParameterServer | TableServer
     rank: int
-    attempt: int
     switch: Callable[[Phase], None]
     writer: ShardWriter
+    collect: Handle | None = None
+    ahead: int = 0
     elastic: bool = False
     lowered: list[int] = field(default_factory=list[int])
     _first: dict[int, int] = field(default_factory=dict[int, int])
@@ -48,163 +48,81 @@ class ServerRank:
 
     def handlers(self) -> Mapping[Kind, Handle]:
         """Handlers by frame kind."""
-        handlers = {
-            Kind.PUSH: self._push,
-            Kind.PULL: self._pull,
-            Kind.FETCH: self._ask,
-            Kind.SAVE: self._ask,
+        handlers: dict[Kind, Handle] = {
+            **dict.fromkeys((Kind.FETCH, Kind.SAVE), self._ask),
             Kind.SHARD: self._shard,
             Kind.LEFT: self._left,
             Kind.LOWER: partial(lower, self.lowered),
+            **dict.fromkeys(self.server.kinds, partial(self._serve, self.server.handle)),
         }
-        return handlers if self.collect is None else {**handlers, Kind.CONTRIBUTION: self._collect}
+        if self.collect is not None:
+            handlers[Kind.CONTRIBUTION] = partial(self._serve, self.collect)
+        return handlers
 
-    def _push(self, frame: Frame) -> Sequence[Outgoing]:
-        self.switch(self._training(frame))
-        outgoing = self.server.handle(frame)
-        return [*outgoing, *self._answers()] if self._waiting else outgoing
+    def _serve(self, handle: Handle, frame: Frame) -> Sequence[Outgoing]:
+        self.switch(self._phase(frame))
+        return [*handle(frame), *self._answers()]
 
     def _left(self, frame: Frame) -> Sequence[Outgoing]:
         return [*self.server.leave(frame.sender), *self._answers()]
 
-    def _pull(self, frame: Frame) -> Sequence[Outgoing]:
-        self.switch(Phase.CHECKPOINT)
-        return self.server.handle(frame)
-
-    def _collect(self, frame: Frame) -> Iterable[Outgoing]:
-        assert self.collect is not None
-        self.switch(self._training(frame))
-        return self.collect(frame)
-
-    def _training(self, frame: Frame) -> Phase:
-        """The phase of a frame's worker; workers may differ in earlier pushes."""
-        first = self._first.setdefault(frame.sender, frame.number)
-        return Phase.WARMUP if frame.number < first + WARMUP_STEPS else Phase.TRAIN
+    def _phase(self, frame: Frame) -> Phase:
+        """The phase of a frame's worker; workers may differ in earlier pushes or updates."""
+        if frame.kind is Kind.PULL:
+            return Phase.CHECKPOINT
+        if frame.microbatch == EVALUATION:
+            return Phase.EVALUATE
+        first, ahead = self._first.get(frame.sender, frame.number), self.ahead
+        if frame.kind is not Kind.LOOKUP:
+            self._first[frame.sender], ahead = first, 0
+        is_warm = frame.number - ahead >= first + WARMUP_STEPS  # relative to the tick that asks
+        return Phase.TRAIN if is_warm else Phase.WARMUP
 
     def _ask(self, frame: Frame) -> Sequence[Outgoing]:
-        """Keep a request about weights until they have the version it names."""
+        """Keep a request about the tensors until these have the version it names."""
         self.switch(Phase.EVALUATE if frame.kind is Kind.FETCH else Phase.CHECKPOINT)
         self._waiting.append(frame)
         return self._answers()
 
     def _answers(self) -> list[Outgoing]:
+        if not self._waiting:
+            return []
         ready = [frame for frame in self._waiting if self._is_ready(frame)]
         self._waiting = [frame for frame in self._waiting if frame not in ready]
         return [self._answer(frame) for frame in ready]
 
     def _is_ready(self, frame: Frame) -> bool:
         if frame.kind is Kind.SAVE and self.elastic:
-            return True  # all present workers had an answer after their last pushes
-        values = values_of(frame)
-        if (pushed := values.get("pushed")) is not None:
-            return all(self.server.has_version(*pair) for pair in enumerate(pushed))
-        return self.server.has_version(values.get("stage"), frame.number)
+            # All present workers had an answer after their last pushes, and trainers have settled;
+            # a lost one's updates may be too few or, of batches given out again, too many.
+            return True
+        return self.server.has_made(frame.number, values_of(frame))
 
     def _answer(self, frame: Frame) -> Outgoing:
+        if frame.kind is Kind.SAVE:
+            return save_answer(self.writer, frame, self.rank, self.server.pieces())
         values = values_of(frame)
-        if frame.kind is Kind.FETCH and "part" in values:
-            weights = in_groups(self.server.pieces(), Group.DENSE)
-            return part_answer(weights, frame, self.rank, self.attempt)
-        if frame.kind is Kind.FETCH:
-            tensors = self.server.weights(values["stage"])
-            answer = message(Kind.WEIGHTS, self.rank, self.attempt, frame.number, {}, tensors)
-            return Outgoing(frame.sender, answer, num_bytes(tensors))
-        self.writer.begin(values["step"], self.server.pieces())
-        answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
-        return Outgoing(frame.sender, answer, 0)
+        if "part" in values:
+            return self._part(values["part"], frame)
+        assert isinstance(self.server, ParameterServer), "tables are fetched in parts"
+        weights = self.server.weights(values["stage"])
+        return reply(frame, Kind.WEIGHTS, self.rank, {}, weights)
+
+    def _part(self, number: int, frame: Frame) -> Outgoing:
+        """Answer a request for one of the parts of the server's state, with their number."""
+        pieces = in_groups(self.server.pieces(), Group.DENSE, Group.EMBEDDINGS)
+        all_parts = [part for piece in pieces for part in parts(piece)]
+        count = {"count": len(all_parts)}
+        if number == len(all_parts):
+            return reply(frame, Kind.WEIGHTS, self.rank, count)
+        part, of = all_parts[number], (self.rank, frame.attempt, frame.number)
+        return Outgoing(
+            frame.sender, piece_message(Kind.WEIGHTS, *of, part, count), part.view.nbytes
+        )
 
     def _shard(self, frame: Frame) -> Sequence[Outgoing]:
         self.switch(Phase.CHECKPOINT)
-        return [shard_answer(self.writer, frame, self.rank, self.attempt)]
-
-
-@final
-@dataclass(slots=True, kw_only=True)
-class TableServerRank:
-    """Handles all frames that come to a table server rank.
-
-    Attributes:
-        server: owns the rows.
-        rank: rank of the table server.
-        attempt: how often the run has been restarted.
-        meter: meters by the phase of the answers.
-        staleness: number of batches ahead that trainers request rows.
-        writer: writes its shards of checkpoints.
-        elastic: whether trainers may be lost while others go on.
-        lowered: first steps of lower learning rates; appended to.
-    """
-
-    server: TableServer
-    rank: int
-    attempt: int
-    meter: RankMeter
-    staleness: int
-    writer: ShardWriter
-    elastic: bool = False
-    lowered: list[int] = field(default_factory=list[int])
-    _first: dict[int, int] = field(default_factory=dict[int, int])
-    _waiting: list[Frame] = field(default_factory=list[Frame])
-
-    def handlers(self) -> Mapping[Kind, Handle]:
-        """Handlers by frame kind."""
-        return {
-            Kind.LOOKUP: self._serve,
-            Kind.UPDATE: self._serve,
-            Kind.FETCH: self._ask,
-            Kind.SAVE: self._ask,
-            Kind.SHARD: self._shard,
-            Kind.LOWER: partial(lower, self.lowered),
-            Kind.LEFT: self._left,
-        }
-
-    def _left(self, frame: Frame) -> Sequence[Outgoing]:
-        self.server.forget(frame.sender)
-        return ()
-
-    def _serve(self, frame: Frame) -> Sequence[Outgoing]:
-        ahead = self.staleness if frame.kind is Kind.LOOKUP else 0  # relative to the tick that asks
-        if frame.kind is Kind.UPDATE:
-            self._first.setdefault(frame.sender, frame.number)
-        first = self._first.get(frame.sender, frame.number)
-        is_warm = frame.number - ahead >= first + WARMUP_STEPS
-        phase = Phase.TRAIN if is_warm else Phase.WARMUP
-        self.meter.switch(Phase.EVALUATE if frame.microbatch == EVALUATION else phase)
-        outgoing = self.server.handle(frame)
-        return [*outgoing, *self._answers()] if self._waiting else outgoing
-
-    def _ask(self, frame: Frame) -> Sequence[Outgoing]:
-        """Keep a request about the tables until they have the version of its step."""
-        self._waiting.append(frame)
-        return self._answers()
-
-    def _answers(self) -> list[Outgoing]:
-        ready = [frame for frame in self._waiting if self._due(frame) <= self.server.version]
-        self._waiting = [frame for frame in self._waiting if frame not in ready]
-        return [self._answer(frame) for frame in ready]
-
-    def _answer(self, frame: Frame) -> Outgoing:
-        if frame.kind is Kind.FETCH:
-            self.meter.switch(Phase.EVALUATE)
-            return part_answer(self.server.pieces(), frame, self.rank, self.attempt)
-        self.meter.switch(Phase.CHECKPOINT)
-        step = values_of(frame)["step"]
-        if self.server.version > self._due(frame):
-            raise DlrmError(
-                f"rank {self.rank}: asked to save the tables of step {step}, which are at version "
-                f"{self.server.version}"
-            )
-        self.writer.begin(step, self.server.pieces())
-        answer = message(Kind.COPIED, self.rank, self.attempt, frame.number, {})
-        return Outgoing(frame.sender, answer, 0)
-
-    def _due(self, frame: Frame) -> Version:
-        if self.elastic:  # all present trainers have settled; a lost one's updates may be too few
-            return self.server.version  # or, of batches given out again, too many
-        return self.server.version_at(values_of(frame)["step"])
-
-    def _shard(self, frame: Frame) -> Sequence[Outgoing]:
-        self.meter.switch(Phase.CHECKPOINT)
-        return [shard_answer(self.writer, frame, self.rank, self.attempt)]
+        return [shard_answer(self.writer, frame, self.rank)]
 
 
 def lower(lowered: list[int], frame: Frame) -> Sequence[Outgoing]:
@@ -214,20 +132,13 @@ def lower(lowered: list[int], frame: Frame) -> Sequence[Outgoing]:
     return ()
 
 
-def shard_answer(writer: ShardWriter, frame: Frame, rank: int, attempt: int) -> Outgoing:
-    """Answer a request for a server's shard of a checkpoint."""
+def save_answer(writer: ShardWriter, frame: Frame, rank: int, pieces: Iterable[Piece]) -> Outgoing:
+    """Copy the pieces of a checkpoint, and answer the request for that."""
+    writer.begin(values_of(frame)["step"], pieces)
+    return reply(frame, Kind.COPIED, rank, {})
+
+
+def shard_answer(writer: ShardWriter, frame: Frame, rank: int) -> Outgoing:
+    """Answer a request for a rank's shard of a checkpoint."""
     shard = writer.take(values_of(frame)["wait_seconds"])
-    values = {"shard": None if shard is None else shard.values}
-    return Outgoing(frame.sender, message(Kind.SHARD, rank, attempt, frame.number, values), 0)
-
-
-def part_answer(pieces: Iterable[Piece], frame: Frame, rank: int, attempt: int) -> Outgoing:
-    """Answer a request for one of the parts of a server's state, with their number."""
-    all_parts = [part for piece in pieces for part in parts(piece)]
-    number: int = values_of(frame)["part"]
-    count = {"count": len(all_parts)}
-    if number == len(all_parts):
-        return Outgoing(frame.sender, message(Kind.WEIGHTS, rank, attempt, frame.number, count), 0)
-    part = all_parts[number]
-    answer = piece_message(Kind.WEIGHTS, rank, attempt, frame.number, part, count)
-    return Outgoing(frame.sender, answer, part.view.nbytes)
+    return reply(frame, Kind.SHARD, rank, {"shard": None if shard is None else shard.values})

@@ -163,7 +163,7 @@ def test_a_trainer_that_comes_again_is_sent_all_rows_anew() -> None:
     with pytest.raises(DlrmError, match="coded with tables 3; this rank has none"):
         world.learn(9, 1)
     come_again()
-    world.servers[0].forget(0)
+    world.servers[0].leave(0)
     errors: list[float] = []
 
     def gradient(pooled_BFD: Tensor, trainer: int) -> Tensor:

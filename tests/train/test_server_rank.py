@@ -19,10 +19,8 @@ def test_the_first_pushes_of_each_worker_are_warm_up(starts: tuple[int, int]) ->
 
     phases: list[Phase] = []
     rank = ServerRank(
-        server=SimpleNamespace(handle=lambda frame: []),
-        collect=None,
+        server=SimpleNamespace(handle=lambda frame: [], kinds=(Kind.PUSH,)),
         rank=2,
-        attempt=0,
         switch=phases.append,
         writer=None,
     )
@@ -35,18 +33,17 @@ def test_the_first_pushes_of_each_worker_are_warm_up(starts: tuple[int, int]) ->
 @pytest.mark.parametrize("ahead", [0, 3])
 @pytest.mark.parametrize("starts", [(0, 0), (90, 12)])
 def test_so_are_its_lookups_and_updates(starts: tuple[int, int], ahead: int) -> None:
-    from dlrm_hybrid.train.server_rank import TableServerRank
+    from dlrm_hybrid.train.server_rank import ServerRank
 
     phases: list[Phase] = []
-    rank = TableServerRank(
-        server=SimpleNamespace(handle=lambda frame: []),
+    rank = ServerRank(
+        server=SimpleNamespace(handle=lambda frame: [], kinds=(Kind.LOOKUP, Kind.UPDATE)),
         rank=2,
-        attempt=0,
-        meter=SimpleNamespace(switch=phases.append),
-        staleness=ahead,
+        switch=phases.append,
+        ahead=ahead,
         writer=None,
     )
-    serve = rank.handlers()[Kind.LOOKUP]
+    serve = rank.handlers()[Kind.LOOKUP]  # as of an update
     for sender, start in enumerate(starts):
         for batch in range(ahead):
             serve(frame(Kind.LOOKUP, sender, start + batch))
@@ -66,10 +63,8 @@ def test_a_checkpoint_waits_for_no_push_that_was_lost_with_its_trainer(elastic: 
 
     begun: list[int] = []
     rank = ServerRank(
-        server=SimpleNamespace(has_version=lambda stage, version: False, pieces=list),
-        collect=None,
+        server=SimpleNamespace(handle=None, has_made=lambda *_: False, pieces=list, kinds=()),
         rank=2,
-        attempt=0,
         switch=lambda phase: None,
         writer=SimpleNamespace(begin=lambda step, groups: begun.append(step)),
         elastic=elastic,

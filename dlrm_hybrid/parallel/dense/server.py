@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import final
+from typing import Any, final
 
 from torch import Tensor
 
@@ -54,7 +54,12 @@ class ParameterServer:
         values: initial value of every dense tensor by name, float32.
         options: how versions are made and published.
         clock: measures decoding of gradients and encoding of versions.
+
+    Attributes:
+        kinds: kinds of the frames that it handles.
     """
+
+    kinds = (Kind.PUSH, Kind.PULL)
 
     def __init__(
         self,
@@ -93,7 +98,7 @@ class ParameterServer:
             DivergedError: a gradient is not finite; names trainer rank, step and tensor.
         """
         what = f"{frame.kind.name.lower()} {frame.number} of {self._name(frame.sender)}"
-        if frame.kind not in (Kind.PUSH, Kind.PULL) or frame.attempt != self._options.attempt:
+        if frame.kind not in self.kinds or frame.attempt != self._options.attempt:
             raise DlrmError(
                 f"{what}: {frame.kind.name} of attempt {frame.attempt}, expected PUSH or PULL of "
                 f"attempt {self._options.attempt}"
@@ -183,10 +188,16 @@ class ParameterServer:
         bucket = self._buckets.get(stage)
         return {} if bucket is None else bucket.weights()
 
-    def has_version(self, stage: int | None, version: int) -> bool:
-        """Whether a stage, or with None every stage, has reached this version."""
+    def has_made(self, version: int, request: Mapping[str, Any]) -> bool:
+        """Whether the versions that a request waits for are there.
+
+        Args:
+            version: that of the request's `stage`, or else of every stage.
+            request: may have one for each stage instead, `pushed`.
+        """
+        stage, pushed = request.get("stage"), request.get("pushed")
         return all(
-            state.version >= version
+            state.version >= (version if pushed is None else pushed[owned])
             for owned, state in self._states.items()
             if stage is None or owned == stage
         )

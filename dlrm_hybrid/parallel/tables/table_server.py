@@ -6,7 +6,7 @@ Its `TableOrder` says which version of the tables answers a lookup, and when upd
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -58,7 +58,12 @@ class TableServer:
         schedule: learning rate by step.
         attempt: how often the run has been restarted.
         clock: measures looking up and updating.
+
+    Attributes:
+        kinds: kinds of the frames that it handles.
     """
+
+    kinds = (Kind.LOOKUP, Kind.UPDATE)
 
     def __init__(
         self,
@@ -118,12 +123,27 @@ class TableServer:
         for table in (self._asked, self._sent, self._gradients):
             table.clear()
 
-    def forget(self, rank: int) -> None:
+    def has_made(self, version: int, request: Mapping[str, Any]) -> bool:
+        """Whether the tables are at the version of a request's `step`.
+
+        Raises:
+            DlrmError: they are past it.
+        """
+        due = self.version_at(request["step"])
+        if self.version > due:
+            raise DlrmError(
+                f"rank {self._rank}: asked for the tables of step {request['step']}, which are at "
+                f"version {self.version}"
+            )
+        return self.version == due
+
+    def leave(self, rank: int) -> list[Outgoing]:
         """Forget what a trainer that is lost remembers: it comes again with nothing."""
         group = self._topology.interaction_group
         if rank in group:
             trainer = group.index(rank)
             self._ends[trainer] = self._make_end(trainer)
+        return []
 
     def _make_end(self, trainer: int) -> HolderEnd:
         return self._format.holder(trainer, self.held)

@@ -13,9 +13,16 @@ from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
-from dlrm_hybrid.parallel.dense.server import IDLE_SECONDS, Handle, HandlerTable, serve
+from dlrm_hybrid.parallel.dense.server import (
+    IDLE_SECONDS,
+    Handle,
+    HandlerTable,
+    ParameterServer,
+    serve,
+)
 from dlrm_hybrid.parallel.effects import Outgoing
 from dlrm_hybrid.parallel.messages import Messenger
+from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
@@ -27,12 +34,13 @@ from dlrm_hybrid.run.rank.vectors import begin_with_vectors
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
+from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
 from dlrm_hybrid.train.asynchronous.leases import Leases
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
 from dlrm_hybrid.train.asynchronous.turns import Turns
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.train.server_rank import ServerRank, TableServerRank
+from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
@@ -59,18 +67,8 @@ def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter)
         for outgoing in server.restart(pushed, source.dense()):
             channel.send(*outgoing)
     del source  # with its open files
-    server_rank = ServerRank(
-        server=server,
-        collect=build_world.collectives(job.config, job.layout, index),
-        rank=job.task.rank,
-        attempt=job.task.attempt,
-        switch=meter.switch,
-        writer=job.make_writer(),
-        elastic=job.config.parallel.elastic,
-        lowered=job.layout.lowered,
-    )
-    with order_log(job) as log:
-        meter.step = answer(job, channel, timed(job, server_rank.handlers(), log))
+    collect = build_world.collectives(job.config, job.layout, index)
+    _serve(job, _server_rank(job, server, meter.switch, collect), channel, meter)
 
 
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
@@ -84,18 +82,30 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         values = source.of_table_server(index, server.held.tables)
         server.restart(server.version_at(source.progress.step), values)
     del source  # with its open files
-    server_rank = TableServerRank(
+    _serve(job, _server_rank(job, server, meter.switch), channel, meter)
+
+
+def _server_rank(
+    job: Job,
+    server: ParameterServer | TableServer,
+    switch: Callable[[Phase], None],
+    collect: Handle | None = None,
+) -> ServerRank:
+    return ServerRank(
         server=server,
         rank=job.task.rank,
-        attempt=job.task.attempt,
-        meter=meter,
-        staleness=job.config.embedding.staleness,
+        switch=switch,
         writer=job.make_writer(),
+        collect=collect,
+        ahead=job.config.embedding.staleness,
         elastic=job.config.parallel.elastic,
         lowered=job.layout.lowered,
     )
+
+
+def _serve(job: Job, rank: ServerRank, channel: MeteredChannel, meter: RankMeter) -> None:
     with order_log(job) as log:
-        meter.step = answer(job, channel, timed(job, server_rank.handlers(), log))
+        meter.step = answer(job, channel, timed(job, rank.handlers(), log))
 
 
 def lead(
@@ -133,15 +143,7 @@ def lead(
             elastic=config.parallel.elastic,
             missed=partial(_report_missed, report, meter),
         )
-        server_rank = ServerRank(
-            server=server,
-            collect=None,
-            rank=job.task.rank,
-            attempt=job.task.attempt,
-            switch=ignore,  # the driver switches phases
-            writer=job.make_writer(),
-        )
-        base = server_rank.handlers()
+        base = _server_rank(job, server, ignore).handlers()  # the driver switches phases
 
         def left(frame: Frame) -> Iterable[Outgoing]:
             return [*base[FrameKind.LEFT](frame), *leader.left(frame)]
