@@ -54,7 +54,8 @@ def _described(key: FrameKey) -> str:
     return ", ".join([f"{kind.name.lower()} {number} from rank {sender}", *named])
 
 
-def _answers_none(frame: Frame) -> bool:
+def answers_none(frame: Frame) -> bool:
+    """Keep every frame for whoever waits for it."""
     return False
 
 
@@ -73,7 +74,7 @@ class Mailbox:
     channel: Channel
     attempt: int
     capacity: int
-    answer: Callable[[Frame], bool] = _answers_none
+    answer: Callable[[Frame], bool] = answers_none
     _frames: dict[FrameKey, Frame] = field(default_factory=dict[FrameKey, Frame], repr=False)
 
     def __len__(self) -> int:

@@ -35,7 +35,6 @@ from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.saved.inputs import MODEL_FILE, ExportedColumns, dense_description
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ConfigError, DataError, Group
@@ -81,7 +80,7 @@ def import_weights(request: Request, display: Display) -> Imported:
         state = _fitted(Path(options.file), tensors, options.names, spec, shards.preprocessing)
         require_memory(config, shards.table_rows)
         build_model.prepare_torch(config)
-        pieces = build_engine.engine(config, shards, 1, IN_MEMORY, SpanClock()).pieces()
+        pieces = build_engine.engine(config, shards, 1, IN_MEMORY).pieces()
         for piece in in_groups(pieces, Group.DENSE, Group.EMBEDDINGS):
             if piece.name in state:
                 piece.view.copy_(state[piece.name])

@@ -32,7 +32,6 @@ from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.wire.frame import Frame, Kind, encoded_bytes
 
 MOST_TRAINERS = 8  # of a world that is trained here
@@ -218,7 +217,7 @@ def counted(config: Config, shards: Shards, steps: int, folder: Path) -> dict[Wa
     """Count the frames of a step of a world in one process, means after warm-up."""
     build_model.prepare_torch(config)
     storage = build_model.row_storage(config, folder)
-    engine = build_engine.engine(config, shards, steps, storage, SpanClock())
+    engine = build_engine.engine(config, shards, steps, storage)
     topology = build.topology(config)
     tallies: dict[Way, list[int]] = defaultdict(lambda: [0, 0])
 

@@ -424,8 +424,9 @@ class LeaderLink(Link):
 
     @property
     def _client(self) -> ServerClient:
-        assert isinstance(self.rank.client, ServerClient), "sync=async needs servers"
-        return self.rank.client
+        client = self.rank.learner.client
+        assert isinstance(client, ServerClient), "sync=async needs servers"
+        return client
 
     @property
     def _name(self) -> str:

@@ -14,25 +14,15 @@ from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.data.loader import Batch, LoaderState, ReadAhead
 from dlrm_hybrid.model.optimizer import LrSchedule
-from dlrm_hybrid.model.tensors import Piece, full_pieces
-from dlrm_hybrid.parallel.compression import Compression
-from dlrm_hybrid.parallel.dense.client import ServerClient
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.dense.peers import MasterClient
 from dlrm_hybrid.parallel.dense.server import ParameterServer
-from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.finite import check_weights, is_check_due
+from dlrm_hybrid.parallel.effects import Program, Result
 from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
-from dlrm_hybrid.parallel.tables.base import Tables
+from dlrm_hybrid.parallel.step import StepMetrics, drain
 from dlrm_hybrid.parallel.tables.table_server import TableServer
-from dlrm_hybrid.parallel.worker import (
-    Worker,
-    flight,
-    load_flight,
-    predict_batch,
-    stage_inputs,
-)
+from dlrm_hybrid.parallel.worker import Worker, predict_batch, stage_inputs
 from dlrm_hybrid.telemetry.compression import Counts, merged
 from dlrm_hybrid.telemetry.histogram import ByTrainer, IdSample, merged_by_trainer
 from dlrm_hybrid.telemetry.metrics import BinaryScores
@@ -42,9 +32,16 @@ from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.pace import Pace
 from dlrm_hybrid.train.engine import Engine, Holder, Show
 from dlrm_hybrid.train.evaluation import EvaluatedRows
+from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.types import ScoredPart, Tick, Version
+from dlrm_hybrid.types import Group, ScoredPart, Version
+
+# Groups in the order in which a manifest lists them.
+SAVED = (
+    *(Group.DENSE, Group.VERSIONS, Group.COMPRESSOR, Group.LEVELS, Group.LOOKUPS),
+    *(Group.FLIGHT, Group.STATISTICS, Group.EMBEDDINGS),
+)
 
 
 @final
@@ -53,22 +50,23 @@ class Ranks:
     """All ranks of a world in one process.
 
     Attributes:
-        workers: workers of all trainers, by rank.
-        clients: one per worker, in the same order.
-        compressions: one per worker, in the same order.
+        learners: workers of all trainers, by rank.
         servers: parameter servers with their channels.
         channels: one per rank.
         tables: all embedding tables, with their optimizers' state.
         table_servers: table servers with their channels.
     """
 
-    workers: Sequence[Worker]
-    clients: Sequence[ServerClient | MasterClient]
-    compressions: Sequence[Compression]
+    learners: Sequence[Learner]
     servers: Sequence[tuple[Channel, ParameterServer]]
     channels: Sequence[MeteredChannel]
     tables: Sequence[Piece]
     table_servers: Sequence[tuple[Channel, TableServer]] = ()
+
+    @property
+    def workers(self) -> list[Worker]:
+        """The workers, by rank."""
+        return [learner.worker for learner in self.learners]
 
 
 @final
@@ -111,7 +109,7 @@ class InProcessEngine(Engine, Holder):
     @property
     def uncounted(self) -> frozenset[Traffic]:
         """Traffic that processes would exchange, but that is not counted here."""
-        alone = len(self.ranks.workers) == len(self.evaluators)
+        alone = len(self.ranks.learners) == len(self.evaluators)
         return frozenset() if alone or self.ranks.table_servers else frozenset({Traffic.EMBEDDING})
 
     @property
@@ -149,20 +147,17 @@ class InProcessEngine(Engine, Holder):
             batches: one of each trainer.
             coming: batches of the trainers' next steps, as far as their tables look ahead.
         """
-        step, stages = self.step, len(self.evaluators)
-        coming = coming or [()] * len(batches)
-        inputs = list(zip(batches, coming, strict=True))
-        programs: dict[int, Program[StepMetrics]] = {
-            worker.rank: train_step(
-                worker, Tick(step), stage_inputs(worker, *inputs[rank // stages])
-            )
-            for rank, worker in enumerate(self.ranks.workers)
-        }
-        outcomes = self.runner.run(programs)
-        if is_check_due(step, len(batches[0].label_B)):
-            self._check_weights(step)
+        step, inputs = self.step, [*zip(batches, coming or [()] * len(batches), strict=True)]
+        outcomes = self._run(lambda x: x.learn(step, *inputs[x.trainer]))
+        for learner in self.ranks.learners:
+            learner.check_weights(step, len(batches[0].label_B), self.schedule, self._named)
         self.step = step + 1
-        return _summed(outcomes)
+        return reduce(StepMetrics.plus, outcomes)
+
+    def _run(self, program: Callable[[Learner], Program[Result]]) -> list[Result]:
+        """Run a program of each worker, interleaved; returns the results by rank."""
+        outcomes = self.runner.run({x.worker.rank: program(x) for x in self.ranks.learners})
+        return [outcomes[rank] for rank in sorted(outcomes)]
 
     @override
     def lower(self, step: int) -> None:
@@ -171,12 +166,11 @@ class InProcessEngine(Engine, Holder):
 
     @override
     def drain(self) -> StepMetrics | None:
-        if not self.ranks.workers[0].pipeline.most_in_flight:
+        if not self.ranks.learners[0].worker.pipeline.most_in_flight:
             return None
-        programs = {worker.rank: drain(worker, self.step) for worker in self.ranks.workers}
-        outcomes = self.runner.run(programs)
+        outcomes = self._run(lambda x: drain(x.worker, self.step))
         self.emptied = self.step
-        return _summed(outcomes)
+        return reduce(StepMetrics.plus, outcomes)
 
     @override
     def meet(
@@ -208,8 +202,8 @@ class InProcessEngine(Engine, Holder):
         """Copy the present weights and statistics into the evaluators."""
         masters = self._dense()
         for stage, worker in enumerate(self.evaluators):
-            learners = self.ranks.workers[stage :: len(self.evaluators)]
-            of_trainers = [learner.stage.model.statistics() for learner in learners]
+            learners = self.ranks.learners[stage :: len(self.evaluators)]
+            of_trainers = [learner.worker.stage.model.statistics() for learner in learners]
             worker.stage.model.fill({**masters, **statistics.mean(of_trainers)})
 
     def predict(self, number: int, batch: Batch) -> Tensor:
@@ -229,84 +223,41 @@ class InProcessEngine(Engine, Holder):
 
     @override
     def pieces(self) -> list[Piece]:
-        ahead = self.runner.run(
-            {rank: tables.state_ahead() for rank, tables in self._tables().items()}
-        )
-        flights = self.runner.run(
-            {worker.rank: flight(worker, self.step, self.emptied) for worker in self.ranks.workers}
-        )
-        parts = [
-            *(server.pieces() for _, server in self.ranks.servers),
-            *(full_pieces(client.tensors()) for client in self._masters()),
-            *(compression.pieces() for compression in self.ranks.compressions),
-            *ahead.values(),
-            *flights.values(),
-            *(
-                statistics.pieces(worker.rank // len(self.evaluators), worker.stage.model)
-                for worker in self.ranks.workers
-            ),
-            self.ranks.tables,
-        ]
-        return [piece for part in parts for piece in part]
+        of_workers = self._run(lambda x: x.pieces(self.step, self.emptied))
+        parts = [*(server.pieces() for _, server in self.ranks.servers), *of_workers]
+        pieces = [piece for part in (*parts, self.ranks.tables) for piece in part]
+        return sorted(pieces, key=lambda piece: SAVED.index(piece.group))
 
     @override
     def settled(self) -> Version:
-        return self.ranks.clients[0].settled()
+        return self.ranks.learners[0].client.settled()
 
     def compression(self) -> Counts:
         """Compression counters since the last call."""
-        return merged(compression.counts() for compression in self.ranks.compressions)
+        return merged(learner.compression.counts() for learner in self.ranks.learners)
 
     @override
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
         self.lowered[:] = progress.course.lowered
         self.step, self.emptied = progress.step, progress.emptied
-        stages = len(self.evaluators)
-        pushes = [self._pushed(stage, progress.step) for stage in range(stages)]
+        pushes = [
+            evaluator.pipeline.pushed(stage, progress.step, self.emptied)
+            for stage, evaluator in enumerate(self.evaluators)
+        ]
         if self.pace is not None:
             self.pace.restart(progress)
-            pushes = [sum(self.pace.batches)] * stages
-        for compression in self.ranks.compressions:
-            compression.load(values)
+            pushes = [sum(self.pace.batches)] * len(pushes)
         for channel, server in self.ranks.servers:
             for outgoing in server.restart(pushes, values):
                 channel.send(*outgoing)
         for _, server in self.ranks.table_servers:
             server.restart(server.version_at(progress.step), values)
-        for rank, client in enumerate(self.ranks.clients):
-            batches = progress.batches_of(rank // stages)
-            client.restart(self._pushed(rank % stages, batches), values)
-        for rank, tables in self._tables().items():
-            tables.restart(Version(progress.batches_of(rank // stages)), values)
-        self.runner.run(
-            {
-                worker.rank: load_flight(worker, self.step, self.emptied, values)
-                for worker in self.ranks.workers
-            }
-        )
-
-    def _pushed(self, stage: int, step: int) -> int:
-        """Number of pushes by a worker of a stage after so many steps."""
-        return self.ranks.workers[stage].pipeline.pushed(stage, step, self.emptied)
+        self._run(lambda x: x.restart(progress.batches_of(x.trainer), self.emptied, values))
 
     @property
     @override
     def looking_up(self) -> Sequence[int]:
-        return range(len(self.ranks.workers) // len(self.evaluators))
-
-    def _tables(self) -> dict[int, Tables]:
-        workers = self.ranks.workers
-        return {worker.rank: worker.tables for worker in workers if worker.tables is not None}
-
-    def _check_weights(self, step: int) -> None:
-        """Check weights where no server has checked the pushes."""
-        rates = {
-            "optimizer.lr": self.schedule.lr(step),
-            "embedding.lr": self.ranks.workers[0].embedding_schedule.lr(step),
-        }
-        for worker, client in zip(self.ranks.workers, self.ranks.clients, strict=True):
-            if not isinstance(client, ServerClient):
-                check_weights(step, worker.name, client.weights, self._named, rates)
+        return range(len(self.ranks.learners) // len(self.evaluators))
 
     def _named(self) -> dict[str, Tensor]:
         """The tensors to search for values that are not finite; of served tables, one server's."""
@@ -323,15 +274,6 @@ class InProcessEngine(Engine, Holder):
 
     def _masters(self) -> list[MasterClient]:
         """The first trainer's clients with masters of their own, after all pushes made so far."""
-        clients = {
-            rank: client
-            for rank, client in enumerate(self.ranks.clients)
-            if not isinstance(client, ServerClient)
-        }
+        clients = {x.worker.rank: x.masters for x in self.ranks.learners if x.masters is not None}
         self.runner.run({rank: client.pull() for rank, client in clients.items()})
         return [client for rank, client in clients.items() if rank < len(self.evaluators)]
-
-
-def _summed(outcomes: Mapping[int, StepMetrics]) -> StepMetrics:
-    """Sum the metrics of all workers, in the order of their ranks."""
-    return reduce(StepMetrics.plus, (outcomes[rank] for rank in sorted(outcomes)))

@@ -11,28 +11,21 @@ from typing_extensions import override
 
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.optimizer import LrSchedule
-from dlrm_hybrid.model.tensors import Piece, full_pieces
-from dlrm_hybrid.parallel.compression import Compression
+from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.peers import MasterClient
-from dlrm_hybrid.parallel.finite import check_weights, is_check_due
 from dlrm_hybrid.parallel.messages import Messenger, piece_of, values_of
 from dlrm_hybrid.parallel.runners import ProcessRunner
-from dlrm_hybrid.parallel.step import StepMetrics, drain, train_step
+from dlrm_hybrid.parallel.step import StepMetrics, drain
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import (
-    Worker,
-    flight,
-    load_flight,
-    stage_inputs,
-)
+from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.engine import Holder
 from dlrm_hybrid.train.evaluation import WorldEvaluation
+from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import SYNC_EVERY, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
-from dlrm_hybrid.types import ScoredPart, Tick, Version
+from dlrm_hybrid.types import ScoredPart, Version
 from dlrm_hybrid.wire.frame import Kind
 
 
@@ -45,9 +38,7 @@ class WorkerRank(Holder):
         topology: ranks and roles of the world.
         messenger: to the other ranks.
         runner: runner of the worker's programs.
-        worker: the worker's stage, boundaries and clients.
-        client: client of its weights.
-        compression: compressors of the worker.
+        learner: the worker, and all that it trains with.
         tables: pieces of tables that the worker holds.
         schedule: learning rate of the dense parameters, to report it.
         evaluation: part of the worker in evaluations.
@@ -61,9 +52,7 @@ class WorkerRank(Holder):
     topology: Topology
     messenger: Messenger
     runner: ProcessRunner
-    worker: Worker
-    client: ServerClient | MasterClient
-    compression: Compression
+    learner: Learner
     tables: Sequence[Piece]
     schedule: LrSchedule
     evaluation: WorldEvaluation
@@ -73,6 +62,11 @@ class WorkerRank(Holder):
     step: int = 0
     emptied: int = 0
     _sent: tuple[int, int] = (0, 0)
+
+    @property
+    def worker(self) -> Worker:
+        """The worker's stage, boundaries and clients."""
+        return self.learner.worker
 
     @property
     def leads(self) -> bool:
@@ -105,15 +99,8 @@ class WorkerRank(Holder):
             coming: batches of the next steps, as far as its tables look ahead.
         """
         step = self.step
-        program = train_step(self.worker, Tick(step), stage_inputs(self.worker, batch, coming))
-        metrics = self.runner.run(program)
-        client = self.client
-        if not isinstance(client, ServerClient) and is_check_due(step, len(batch.label_B)):
-            rates = {
-                "optimizer.lr": self.schedule.lr(step),
-                "embedding.lr": self.worker.embedding_schedule.lr(step),
-            }
-            check_weights(step, self.worker.name, client.weights, client.tensors, rates)
+        metrics = self.runner.run(self.learner.learn(step, batch, coming))
+        self.learner.check_weights(step, len(batch.label_B), self.schedule)
         self.step = step + 1
         return metrics
 
@@ -139,29 +126,18 @@ class WorkerRank(Holder):
         All of their workers call it together.
         """
         stage = self.worker.part.index
-        if isinstance(self.client, ServerClient):
+        if (masters := self.learner.masters) is None:
             weights = self.messenger.fetch(self.topology.server_group, self.settled(), stage)
         else:
-            weights = self._masters(self.client)
+            self.runner.run(masters.pull())  # all pushes made so far
+            weights = masters.tensors()
         ranks = [self.topology.worker(trainer, stage) for trainer in trainers]
         model = self.worker.stage.model
         return {**weights, **statistics.exchanged(self.messenger, ranks, model, self.step)}
 
     @override
     def pieces(self) -> list[Piece]:
-        trainer, worker = self.worker.rank // self.topology.stages, self.worker
-        pieces = self.compression.pieces() + statistics.pieces(trainer, worker.stage.model)
-        if worker.tables is not None:
-            pieces += self.runner.run(worker.tables.state_ahead())
-        if not isinstance(self.client, ServerClient):
-            masters = self._masters(self.client)
-            pieces += full_pieces(masters if trainer == 0 else {})
-        return [*pieces, *self.runner.run(flight(worker, self.step, self.emptied)), *self.tables]
-
-    def _masters(self, client: MasterClient) -> dict[str, Tensor]:
-        """Views of the masters that the worker has itself, with all pushes made so far."""
-        self.runner.run(client.pull())
-        return client.tensors()
+        return [*self.runner.run(self.learner.pieces(self.step, self.emptied)), *self.tables]
 
     def server_pieces(self) -> Iterator[Piece]:
         """Yield copies of the weights and optimizer state that servers hold, in parts."""
@@ -191,33 +167,29 @@ class WorkerRank(Holder):
 
     @override
     def settled(self) -> Version:
-        return self.client.settled()
+        return self.learner.client.settled()
 
     @property
     @override
     def looking_up(self) -> Sequence[int]:
-        return () if self.worker.tables is None else (self.worker.rank // self.topology.stages,)
+        return () if self.worker.tables is None else (self.learner.trainer,)
 
     @override
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
         self.lowered[:] = progress.course.lowered
-        self.step = step = progress.batches_of(self.worker.rank // self.topology.stages)
+        self.step = progress.batches_of(self.learner.trainer)
         self.emptied = progress.emptied
-        self.compression.load(values)
-        pipeline, stage = self.worker.pipeline, self.worker.part.index
-        self.client.restart(pipeline.pushed(stage, step, self.emptied), values)
-        if self.worker.tables is not None:
-            self.worker.tables.restart(Version(step), values)
-        self.runner.run(load_flight(self.worker, step, self.emptied, values))
+        self.runner.run(self.learner.restart(self.step, self.emptied, values))
 
     def join(self, step: int) -> None:
         """Take the place of a lost worker at this step, with fresh state.
 
         Its residuals are lost.
         """
-        assert isinstance(self.client, ServerClient)
+        client = self.learner.client
+        assert isinstance(client, ServerClient)
         self.step = step
-        self.client.join(step)
+        client.join(step)
         if self.worker.tables is not None:
             self.worker.tables.restart(Version(step), {})
 
@@ -226,7 +198,7 @@ class WorkerRank(Holder):
         before, self._sent = self._sent, self.traffic()
         sent_bytes, dense_bytes = (now - then for now, then in zip(self._sent, before, strict=True))
         return Interval(
-            compression=self.compression.counts(),
+            compression=self.learner.compression.counts(),
             sent_bytes=sent_bytes,
             dense_equivalent_bytes=dense_bytes,
         )

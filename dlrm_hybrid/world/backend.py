@@ -20,12 +20,14 @@ from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.run.folder import begun_anew, check_weights
 from dlrm_hybrid.run.rank.job import Job
+from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.training import checkpoint_writer
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import DataError, DivergedError, Group
 from dlrm_hybrid.world.settings import Settings
@@ -118,12 +120,13 @@ class Backend(Protocol):
         ...
 
 
-def job_of(settings: Settings, task: TrainTask) -> Job:
+def job_of(settings: Settings, task: TrainTask, report: Report, stop: StopRequest) -> Job:
     """Make the job of a process of a world, as of a run."""
     config = settings.config
     rows = config.parallel.trainers * config.train.batch_size
     plan = Plan(steps=settings.steps, samples_per_step=rows)
-    return Job.of(task, settings.values, config, plan, spec_of(config.model, settings.spec))
+    spec = spec_of(config.model, settings.spec)
+    return Job.of(task, settings.values, config, plan, spec, None, report, stop)
 
 
 def check_weights_of(folder: Path, settings: Settings) -> None:

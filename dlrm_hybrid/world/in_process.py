@@ -26,6 +26,8 @@ from dlrm_hybrid.run.rank.training import resume
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
+from dlrm_hybrid.train.engine import ignore
+from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.world.backend import (
     Backend,
     Counts,
@@ -60,12 +62,10 @@ class InProcess(Backend):
             attempt=0,
             rendezvous="",
         )
-        self._job = job = job_of(settings, task)
+        self._job = job = job_of(settings, task, ignore, StopRequest())
         build_model.keep_freed_memory()
         with _as_in_a_rank(self._config):
-            self._engine = engine = build_engine.engine_of(
-                config, job.layout, None, job.storage, job.clock
-            )
+            self._engine = engine = build_engine.engine_of(job.layout, None, job.storage)
             self._meter = RankMeter(engine.count, job.clock, uncounted=engine.uncounted)
             progress = resume(job, engine, Source.of(job))
         self._meter.begin(progress.step)

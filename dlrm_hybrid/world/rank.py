@@ -56,7 +56,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
     spec = spec_of(config.model, data)
     settings = Settings(spec=spec, values=arguments["values"], config=config)
     build_model.prepare_torch(config)
-    job = job_of(settings, task)
+    job = job_of(settings, task, report, stop)
 
     def obey(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
         answers, shards = _Answers(), WorkerShards(worker, job.make_writer(), meter)
@@ -75,7 +75,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
             Follower(rank=worker, link=link, meter=meter).run()
 
     rendezvous = share_folder(Path(task.rendezvous), stop.check)
-    run_one_of_many(job, rendezvous, report, stop, obey)
+    run_one_of_many(job, rendezvous, obey)
 
 
 @final

@@ -36,7 +36,6 @@ from dlrm_hybrid.report.figures import AxesText
 from dlrm_hybrid.run.assembly import build, model
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.types import BatchNumber
 
@@ -75,10 +74,10 @@ def gaps(config: Config, every: int) -> Gaps:
     model.prepare_torch(config)
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
     steps = model.plan(config, shards).steps
-    engine = build_engine.engine(config, shards, steps, IN_MEMORY, SpanClock())
+    engine = build_engine.engine(config, shards, steps, IN_MEMORY)
     layout = build_world.layout(config, build.shape_of(config, shards.manifest), steps, attempt=0)
     stages = range(layout.topology.stages)
-    probes = Probes(every, [Stage(build_world.stage_model(config, layout, k), 1) for k in stages])
+    probes = Probes(every, [Stage(build_world.stage_model(layout, k), 1) for k in stages])
     watch(engine, probes)
     at = START
     for step in range(steps):
@@ -89,10 +88,11 @@ def gaps(config: Config, every: int) -> Gaps:
 
 def watch(engine: InProcessEngine, probes: Probes) -> None:
     """Let the probes see what the only trainer's stages do."""
-    workers = [
-        replace(worker, stage=_watched(worker.stage, probes)) for worker in engine.ranks.workers
+    learners = [
+        replace(one, worker=replace(one.worker, stage=_watched(one.worker.stage, probes)))
+        for one in engine.ranks.learners
     ]
-    engine.ranks = replace(engine.ranks, workers=workers)
+    engine.ranks = replace(engine.ranks, learners=learners)
 
 
 @dataclass(slots=True, eq=False)

@@ -40,7 +40,6 @@ from dlrm_hybrid.parallel.dense.client import LocalClient
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.telemetry.machine import describe
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.world.settings import settings_of
 
@@ -62,7 +61,7 @@ def engine(place: Placement, tables: Placement, rows: int, threads: int) -> InPr
     config = settings_of(PAPER_SPEC, "in_process", named, None, keys).config
     layout = build_world.layout(config, PAPER_SPEC, STEPS, attempt=0)
     layout = replace(layout, placement=place, tables=tables)
-    return build_engine.engine_of(config, layout, None, IN_MEMORY, SpanClock())
+    return build_engine.engine_of(layout, None, IN_MEMORY)
 
 
 def batches(drawn: RandomRows, rows: int) -> list[Batch]:
@@ -97,7 +96,8 @@ def losses(
 ) -> tuple[list[float], dict[str, float]]:
     """Mean losses of the first steps, and how far the first layer and a table have moved."""
     made = engine(place, tables, ROWS, threads=1)
-    (client,) = made.ranks.clients
+    (learner,) = made.ranks.learners
+    client = learner.client
     assert isinstance(client, LocalClient)
     held = {"layer": client.weights["bottom.1.weight"], "table": made.ranks.tables[0].view}
     before = {name: one.detach().clone() for name, one in held.items()}

@@ -8,7 +8,6 @@ import pytest
 
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.summary import staleness_figures
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def opened(rows: Sequence[str], slowness: Mapping[int, float], *options: str) ->
 
     config = validate(values_of([*rows, *WORLD, *options]))
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
-    engine = build_engine.engine(config, shards, STEPS, IN_MEMORY, SpanClock())
+    engine = build_engine.engine(config, shards, STEPS, IN_MEMORY)
     assert isinstance(engine.pace, SimulatedPace)
     return replace(engine, pace=replace(engine.pace, slowness=slowness))
 

@@ -34,7 +34,6 @@ from dlrm_hybrid.parallel.dense.client import DeviceClient, LocalClient
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import engine as build_engine
 from dlrm_hybrid.run.assembly import world as build_world
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError
@@ -110,7 +109,7 @@ def engine_of(name: str, where: Placement) -> InProcessEngine:
     assert layout.placement == HOST
     there = where if name.startswith("tables") else HOST
     layout = replace(layout, placement=where, tables=there)
-    return build_engine.engine_of(config, layout, None, IN_MEMORY, SpanClock())
+    return build_engine.engine_of(layout, None, IN_MEMORY)
 
 
 def batches(trainers: int) -> Iterator[list[Batch]]:
@@ -178,8 +177,11 @@ def test_processes_learn_by_dct_what_one_process_learns(device: str) -> None:
 
 def test_gradients_are_selected_where_they_are() -> None:
     of_levels, of_terngrad = (engine_of(name, DEVICE).ranks for name in ("levels", "terngrad"))
-    assert all(isinstance(one.gradients, DeviceFeedback) for one in of_levels.compressions)
-    assert not any(isinstance(one.gradients, DeviceFeedback) for one in of_terngrad.compressions)
+    on_device = [
+        [isinstance(one.compression.gradients, DeviceFeedback) for one in ranks.learners]
+        for ranks in (of_levels, of_terngrad)
+    ]
+    assert all(on_device[0]) and not any(on_device[1])
     assert all(isinstance(one.client, DeviceClient) for one in of_levels.workers)
     assert all(
         isinstance(one.client, LocalClient) for one in engine_of("single", DEVICE).ranks.workers

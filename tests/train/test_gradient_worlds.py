@@ -11,7 +11,6 @@ from world_runs import Trained, summary
 from dlrm_hybrid.compress.gradient.methods import methods
 from dlrm_hybrid.config.compose import values_of
 from dlrm_hybrid.config.validate import validate
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.types import Group
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def learned(small_rows: list[str], *options: str) -> tuple[InProcessEngine, list
     config = validate(values_of([*small_rows, *options, IN_PROCESS]))
     shards = open_shards(build.prepared_folder(config), build.semantics(config))
     steps = config.train.steps or STEPS
-    engine = build_engine.engine(config, shards, steps, IN_MEMORY, SpanClock())
+    engine = build_engine.engine(config, shards, steps, IN_MEMORY)
     losses: list[float] = []
     at = START
     for step in range(steps):

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.in_process import in_process_channels
-from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards
@@ -18,20 +18,17 @@ from dlrm_hybrid.model.sharding import casts
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.dense.server import Handle, ParameterServer
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.tables.base import Remembered, Tables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.shared import AllIds, EachIdOnce, JointTables, SharedTables
 from dlrm_hybrid.parallel.tables.table_server import TableServer
-from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import Worker
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.assembly.world import Layout
 from dlrm_hybrid.telemetry.histogram import IdSample
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Counters
 from dlrm_hybrid.train.asynchronous.order_log import TAKEN, Gate, order_file, read_order
 from dlrm_hybrid.train.asynchronous.pace import Pace, SimulatedPace, Trainers
@@ -41,108 +38,78 @@ from dlrm_hybrid.types import Group
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 
-def engine(
-    config: Config, shards: Shards, steps: int, storage: RowStorage, clock: SpanClock
-) -> InProcessEngine:
+def engine(config: Config, shards: Shards, steps: int, storage: RowStorage) -> InProcessEngine:
     """Build the engine of `engine_of` for prepared rows; `steps` is their number in the run."""
     layout = build_world.layout(config, build.shape_of(config, shards.manifest), steps, attempt=0)
-    return engine_of(config, layout, shards, storage, clock)
+    return engine_of(layout, shards, storage)
 
 
-def engine_of(
-    config: Config, layout: Layout, shards: Shards | None, storage: RowStorage, clock: SpanClock
-) -> InProcessEngine:
+def engine_of(layout: Layout, shards: Shards | None, storage: RowStorage) -> InProcessEngine:
     """Build a world in one process, with initial values; `parallel=single` is one rank.
 
     Args:
-        config: configuration of the run.
         layout: layout of the world.
         shards: prepared rows; None if a program hands batches over.
         storage: storage of the rows of table servers.
-        clock: clock of the process.
     """
-    topology = layout.topology
+    config, topology, clock = layout.config, layout.topology, layout.clock
     channels = [
         MeteredChannel(channel, Counters(), clock) for channel in in_process_channels(topology.size)
     ]
     if config.embedding.name == "served":
-        access = _served(config, layout, channels, storage, clock)
+        access = _served(layout, channels, storage)
     else:
-        access = _shared(config, layout, clock)
-    ranks = _ranks(config, layout, channels, access, clock)
-    mailboxes = {
-        rank: Mailbox(channels[rank], layout.attempt, build_world.mailbox_capacity(config))
-        for rank in range(topology.num_workers)
-    }
-    servers = _servers(config, layout, ranks, clock)
-    gates = _gates(config, topology, servers)
+        access = _shared(layout)
+    ranks = _ranks(layout, channels, access)
+    messengers = [
+        build_world.messenger_of(layout, channel) for channel in channels[: topology.num_workers]
+    ]
+    servers = _servers(layout, ranks)
+    gates = _gates(layout, servers)
     if gates:
         servers = [(channel, gate.take) for (channel, _), gate in zip(servers, gates, strict=True)]
+    mailboxes = {messenger.rank: messenger.mailbox for messenger in messengers}
     runner = InProcessRunner(mailboxes=mailboxes, servers=servers, clock=clock)
     sample = IdSample()
     return InProcessEngine(
         ranks=ranks,
         id_sample=sample,
-        messenger=Messenger(
-            attempt=layout.attempt,
-            channel=channels[0],
-            mailbox=mailboxes[0],
-            patience_seconds=config.network.patience_seconds,
-            clock=clock,
-        ),
+        messenger=messengers[0],
         runner=runner,
         reads=build_model.readers(
             config, shards, range(topology.trainers), config.embedding.staleness, sample, clock
         ),
         schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
         lowered=layout.lowered,
-        evaluators=_evaluators(config, layout, ranks, access),
+        evaluators=[  # with the stages of trainer 0
+            build_world.evaluator(layout, worker, channels[rank].send, access.evaluation.get(rank))
+            for rank, worker in enumerate(ranks.workers[: topology.stages])
+        ],
         rows=build_model.evaluated_rows(config, shards),
-        pace=shards and _pace(config, shards, ranks, runner, gates, clock, sample),
+        pace=shards and _pace(layout, shards, ranks, runner, gates, sample),
     )
 
 
-def _servers(config: Config, layout: Layout, ranks: Ranks, clock: SpanClock) -> list[Server]:
+def _servers(layout: Layout, ranks: Ranks) -> list[Server]:
+    timed = partial(layout.clock.timed, Span.APPLY)
     return [
         *(
-            (channel, _handler(config, layout, index, server, clock))
+            (channel, timed(_handler(layout, index, server)))
             for index, (channel, server) in enumerate(ranks.servers)
         ),
-        *(
-            (channel, clock.timed(Span.APPLY, server.handle))
-            for channel, server in ranks.table_servers
-        ),
+        *((channel, timed(server.handle)) for channel, server in ranks.table_servers),
     ]
 
 
-def _evaluators(config: Config, layout: Layout, ranks: Ranks, emb: _Access) -> list[Worker]:
-    """Evaluators with the stages of trainer 0."""
-    return [
-        build_world.evaluator(
-            config, layout, ranks.workers[rank], ranks.channels[rank].send, emb.evaluation.get(rank)
-        )
-        for rank in range(layout.topology.stages)
-    ]
-
-
-def _ranks(
-    config: Config,
-    layout: Layout,
-    channels: Sequence[MeteredChannel],
-    emb: _Access,
-    clock: SpanClock,
-) -> Ranks:
+def _ranks(layout: Layout, channels: Sequence[MeteredChannel], emb: _Access) -> Ranks:
     topology = layout.topology
-    parts = [
-        build_world.worker(config, layout, rank, channels[rank].send, emb.training.get(rank), clock)
-        for rank in range(topology.num_workers)
-    ]
     return Ranks(
-        workers=[worker.worker for worker in parts],
-        clients=[worker.client for worker in parts],
-        compressions=[worker.compression for worker in parts],
+        learners=[
+            build_world.worker(layout, rank, channels[rank].send, emb.training.get(rank))
+            for rank in range(topology.num_workers)
+        ],
         servers=[
-            (channels[topology.server(index)], build_world.server(config, layout, index, clock))
+            (channels[topology.server(index)], build_world.server(layout, index))
             for index in range(topology.servers)
         ],
         channels=channels,
@@ -151,18 +118,16 @@ def _ranks(
     )
 
 
-def _handler(
-    config: Config, layout: Layout, index: int, server: ParameterServer, clock: SpanClock
-) -> Handle:
+def _handler(layout: Layout, index: int, server: ParameterServer) -> Handle:
     """The handler of a server's frames: pushes, and contributions if there are any."""
-    collect = build_world.collectives(config, layout, index)
+    collect = build_world.collectives(layout, index)
 
     def handle(frame: Frame) -> Iterable[Outgoing]:
         if collect is not None and frame.kind is Kind.CONTRIBUTION:
             return collect(frame)
         return server.handle(frame)
 
-    return clock.timed(Span.APPLY, handle)
+    return handle
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,8 +140,9 @@ class _Access:
     servers: Sequence[tuple[MeteredChannel, TableServer]] = ()
 
 
-def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
+def _shared(layout: Layout) -> _Access:
     """One set of tables for all trainers, with the rounding of transport if there are several."""
+    config, clock = layout.config, layout.clock
     embeddings = build_model.embeddings(config, layout.spec, layout.tables)
     pieces = full_pieces({**embeddings.weights(), **embeddings.optimizer_state()}, Group.EMBEDDINGS)
     group = layout.topology.interaction_group
@@ -200,20 +166,14 @@ def _shared(config: Config, layout: Layout, clock: SpanClock) -> _Access:
     )
 
 
-def _served(
-    config: Config,
-    layout: Layout,
-    channels: Sequence[MeteredChannel],
-    storage: RowStorage,
-    clock: SpanClock,
-) -> _Access:
+def _served(layout: Layout, channels: Sequence[MeteredChannel], storage: RowStorage) -> _Access:
     topology = layout.topology
     servers = [
-        (channels[rank], build_world.table_server(config, layout, index, storage, clock))
+        (channels[rank], build_world.table_server(layout, index, storage))
         for index, rank in enumerate(topology.table_server_group)
     ]
     tables = {
-        rank: build_world.served_tables(config, layout, rank, channels[rank].send, clock)
+        rank: build_world.served_tables(layout, rank, channels[rank].send)
         for rank in topology.interaction_group
     }
     return _Access(
@@ -227,16 +187,16 @@ def _served(
 Server = tuple[Channel, Handle]
 
 
-def _gates(config: Config, topology: Topology, servers: Sequence[Server]) -> list[Gate]:
+def _gates(layout: Layout, servers: Sequence[Server]) -> list[Gate]:
     """Gates that keep the order of `sync.replay` at each server; none without it.
 
     Raises:
         DataError: a server's record is missing.
     """
-    if config.sync.replay is None:
+    if (replay := layout.config.sync.replay) is None:
         return []
     record = [
-        read_order(order_file(Path(config.sync.replay), topology.name(channel.rank)))
+        read_order(order_file(Path(replay), layout.topology.name(channel.rank)))
         for channel, _ in servers
     ]
     return [
@@ -246,36 +206,34 @@ def _gates(config: Config, topology: Topology, servers: Sequence[Server]) -> lis
 
 
 def _pace(
-    config: Config,
+    layout: Layout,
     shards: Shards,
     ranks: Ranks,
     runner: InProcessRunner,
     gates: Sequence[Gate],
-    clock: SpanClock,
     sample: IdSample,
 ) -> Pace | None:
     """The pace of asynchronous trainers; None in lockstep.
 
     Args:
-        config: configuration of the run.
+        layout: layout of the world.
         shards: prepared rows.
         ranks: ranks of the world.
         runner: runner of their programs.
         gates: gates of the servers, for a replay.
-        clock: clock of the process.
         sample: counts the ids of batches.
     """
+    config, topology = layout.config, layout.topology
     if config.sync.name != "async":
         return None
-    topology, loader = build.topology(config), build_model.loader(config, shards, sample=sample)
+    loader = build_model.loader(config, shards, sample=sample)
     trainers = Trainers(
-        workers=[
-            [ranks.workers[topology.worker(trainer, stage)] for stage in range(topology.stages)]
-            for trainer in range(topology.trainers)
+        learners=[
+            ranks.learners[first : first + topology.stages]
+            for first in range(0, topology.num_workers, topology.stages)
         ],
-        clients=dict(enumerate(ranks.clients)),
         runner=runner,
-        part=clock.timed(Span.READ, loader.part),
+        part=layout.clock.timed(Span.READ, loader.part),
         after=loader.after,
     )
     plan = build_model.plan(config, shards)

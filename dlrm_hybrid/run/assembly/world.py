@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.bags import Bags
+from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.group import GroupOptions, process_group
-from dlrm_hybrid.comm.mailbox import Mailbox, SharedMailbox
+from dlrm_hybrid.comm.mailbox import Mailbox, SharedMailbox, answers_none
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.rendezvous import own_address
@@ -63,9 +64,11 @@ from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train.asynchronous.crew import Crew
 from dlrm_hybrid.train.evaluation import WorldEvaluation
+from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.types import Group
+from dlrm_hybrid.wire.frame import Frame
 
 if TYPE_CHECKING:
     from dlrm_hybrid.model.sharded_embeddings import ShardedEmbeddings
@@ -92,6 +95,7 @@ class Layout:
     """The layout of a world: who computes and who owns what.
 
     Attributes:
+        config: configuration of the run.
         spec: the whole model.
         partition: its stages.
         topology: ranks of workers and servers.
@@ -101,8 +105,10 @@ class Layout:
         placement: where the workers of this process compute.
         tables: where their tables are, if they have any: on the host, or there.
         lowered: first steps of lower learning rates; appended to with `schedule=plateau`.
+        clock: clock of this process.
     """
 
+    config: Config
     spec: ModelShape
     partition: Partition
     topology: Topology
@@ -112,6 +118,7 @@ class Layout:
     placement: Placement = HOST
     tables: Placement = HOST
     lowered: list[int] = field(default_factory=list[int])
+    clock: SpanClock = field(default_factory=SpanClock)
 
 
 def layout(config: Config, spec: ModelShape, steps: int, attempt: int, rank: int = 0) -> Layout:
@@ -126,6 +133,7 @@ def layout(config: Config, spec: ModelShape, steps: int, attempt: int, rank: int
     tensors = lay_out(spec.dense_shapes(), partition.stage_of, config.parallel.servers)
     where = placement(config, topology, rank)
     return Layout(
+        config=config,
         spec=spec,
         partition=partition,
         topology=topology,
@@ -172,15 +180,16 @@ def pushes(config: Config, progress: Progress) -> list[int]:
     return [order.pushed(stage, progress.step, progress.emptied) for stage in stages]
 
 
-def optimizer_config(config: Config, layout: Layout, stage: int) -> OptimizerConfig:
+def optimizer_config(layout: Layout, stage: int) -> OptimizerConfig:
     """Optimizer and rates for a stage's pushes: gradients, or finished updates."""
+    config = layout.config
     schedule = build_model.dense_schedule(config, layout.steps, stage, layout.lowered)
     if config.gradient.uses_lr:
         schedule = Constant(base_lr=1.0)
     return OptimizerConfig(optimizer=config.optimizer, schedule=schedule)
 
 
-def compression(config: Config, layout: Layout, rank: int) -> Compression:
+def compression(layout: Layout, rank: int) -> Compression:
     """Build the compressors of the worker with this rank."""
     trainer, stage = divmod(rank, layout.topology.stages)
     gradients = None
@@ -191,7 +200,7 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
             if tensor.stage == stage
         ]
         gradients = gradient_codec = build_model.compressor(
-            config,
+            layout.config,
             FlatLayout(specs),
             trainer=trainer,
             stage=stage,
@@ -202,97 +211,79 @@ def compression(config: Config, layout: Layout, rank: int) -> Compression:
         )
         if layout.placement.is_apart and can_move(gradient_codec):
             gradients = DeviceFeedback(gradient_codec, [layout.placement.device] * len(specs))
-    activations = build_model.activations(config, layout.partition.stages[stage])
+    activations = build_model.activations(layout.config, layout.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
 
-def stage_model(config: Config, layout: Layout, stage: int) -> StageModel:
+def stage_model(layout: Layout, stage: int) -> StageModel:
     """Build the layers of one stage, with their initial values, where it computes."""
-    part = layout.partition.stages[stage]
+    config, part = layout.config, layout.partition.stages[stage]
     model = StageModel(layout.spec, part, Precision(config.precision), config.train.seed)
     return model.to(layout.placement.device)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerParts:
-    """A worker, the client of its weights, and its compressors."""
-
-    worker: Worker
-    client: ServerClient | MasterClient
-    compression: Compression
-
-
-def worker(
-    config: Config, layout: Layout, rank: int, send: Send, tables: Tables | None, clock: SpanClock
-) -> WorkerParts:
+def worker(layout: Layout, rank: int, send: Send, tables: Tables | None) -> Learner:
     """Build the worker with this rank, with initial values.
 
     Args:
-        config: configuration of the run.
         layout: layout of the world.
         rank: rank of the worker.
         send: sends a frame to any rank.
         tables: access to the tables; None at a stage without the interaction.
-        clock: clock of its process.
     """
-    port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
-    model = stage_model(config, layout, port.stage)
-    codecs = replace(compression(config, layout, rank), tables=tables)
-    client, weights_client = _clients(config, layout, port, model, codecs, clock)
-    boundaries = Boundaries(port, model.part, codecs.activations, clock)
-    built = _worker(config, layout, model, boundaries, tables, client)
-    return WorkerParts(worker=built, client=weights_client, compression=codecs)
+    port = _port(layout, rank, send)
+    model = stage_model(layout, port.stage)
+    codecs = replace(compression(layout, rank), tables=tables)
+    client, weights_client = _clients(layout, port, model, codecs)
+    boundaries = Boundaries(port, model.part, codecs.activations, layout.clock)
+    built = _worker(layout, model, boundaries, tables, client)
+    return Learner(worker=built, client=weights_client, compression=codecs)
 
 
-def thread_workers(
-    config: Config, layout: Layout, parts: WorkerParts, send: Send, clock: SpanClock
-) -> Sequence[Worker]:
+def _port(layout: Layout, rank: int, send: Send) -> Port:
+    return Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
+
+
+def thread_workers(layout: Layout, learner: Learner, send: Send) -> Sequence[Worker]:
     """Build a worker per thread, with its own batches and lookups, sharing all else.
 
     Args:
-        config: configuration of the run.
         layout: layout of the world.
-        parts: parts of the worker.
+        learner: the worker.
         send: sends a frame to any rank, from any thread.
-        clock: clock of its process.
     """
-    owner, client, codecs = parts.worker, parts.client, parts.compression
+    owner, client, codecs = learner.worker, learner.client, learner.compression
     assert isinstance(client, ServerClient), "sync=async needs servers"
-    clients = thread_clients(client, config.parallel.threads, codecs.turn, clock)
+    clients = thread_clients(client, layout.config.parallel.threads, codecs.turn, layout.clock)
     return [
         replace(
             owner,
             stage=owner.stage.empty(),
-            boundaries=Boundaries(owner.boundaries.port, owner.part, codecs.activations, clock),
-            tables=owner.tables
-            and _by_column(layout, served_tables(config, layout, owner.rank, send, clock)),
+            boundaries=Boundaries(
+                owner.boundaries.port, owner.part, codecs.activations, layout.clock
+            ),
+            tables=owner.tables and _by_column(layout, served_tables(layout, owner.rank, send)),
             client=client,
         )
         for client in clients
     ]
 
 
-def evaluator(
-    config: Config, layout: Layout, owner: Worker, send: Send, tables: Tables | None
-) -> Worker:
+def evaluator(layout: Layout, owner: Worker, send: Send, tables: Tables | None) -> Worker:
     """Build a worker for evaluations: the stage of `owner`, with separate weights."""
-    port = Port(topology=layout.topology, rank=owner.rank, attempt=layout.attempt, transmit=send)
-    model = stage_model(config, layout, port.stage)
-    codecs = build_model.evaluation_activations(config, model.part)
+    port = _port(layout, owner.rank, send)
+    model = stage_model(layout, port.stage)
+    codecs = build_model.evaluation_activations(layout.config, model.part)
     boundaries = Boundaries(port, model.part, codecs, SpanClock())
-    return _worker(config, layout, model, boundaries, tables, owner.client)
+    return _worker(layout, model, boundaries, tables, owner.client)
 
 
 def _clients(
-    config: Config,
-    layout: Layout,
-    port: Port,
-    model: StageModel,
-    codecs: Compression,
-    clock: SpanClock,
+    layout: Layout, port: Port, model: StageModel, codecs: Compression
 ) -> tuple[Client, ServerClient | MasterClient]:
     """The client that steps use, and the one below it, of the worker's masters or servers."""
-    weights, optimizer = model.dense_parameters(), optimizer_config(config, layout, port.stage)
+    config, clock = layout.config, layout.clock
+    weights, optimizer = model.dense_parameters(), optimizer_config(layout, port.stage)
     compressor, placement = codecs.gradients, layout.placement
     if compressor is None:
         local = LocalClient(weights, optimizer, clock)
@@ -306,7 +297,7 @@ def _clients(
             port, layout.tensors, replica, build.policy(config), compressor, clock, means
         )
     else:
-        options = server_options(config, layout)
+        options = server_options(layout)
         client = PeerClient(port, layout.tensors, replica, options, compressor, clock)
     if not placement.is_apart:
         return client, client
@@ -315,14 +306,13 @@ def _clients(
 
 
 def _worker(
-    config: Config,
     layout: Layout,
     model: StageModel,
     boundaries: Boundaries,
     tables: Tables | None,
     client: Client,
 ) -> Worker:
-    port = boundaries.port
+    config, port = layout.config, boundaries.port
     return Worker(
         rank=port.rank,
         stage=Stage(
@@ -348,25 +338,24 @@ def _by_column(layout: Layout, tables: Tables | None) -> Tables | None:
     return tables if tables is None or columns is None else ColumnTables(tables, columns)
 
 
-def server(config: Config, layout: Layout, index: int, clock: SpanClock) -> ParameterServer:
+def server(layout: Layout, index: int) -> ParameterServer:
     """Build a server with the initial values of its tensors."""
     values: dict[str, Tensor] = {
         tensor.name: torch.empty(tensor.shape)
         for tensor in layout.tensors
         if tensor.server == index
     }
-    draw_initial(layout.spec, values, config.train.seed)
-    options = server_options(config, layout)
-    return ParameterServer(layout.topology, index, layout.tensors, values, options, clock)
+    draw_initial(layout.spec, values, layout.config.train.seed)
+    options = server_options(layout)
+    return ParameterServer(layout.topology, index, layout.tensors, values, options, layout.clock)
 
 
-def server_options(config: Config, layout: Layout) -> ServerOptions:
+def server_options(layout: Layout) -> ServerOptions:
     """How masters are updated, published and compared, on servers or on trainers without any."""
+    config = layout.config
     return ServerOptions(
         policy=build.policy(config),
-        optimizers=[
-            optimizer_config(config, layout, stage) for stage in range(layout.topology.stages)
-        ],
+        optimizers=[optimizer_config(layout, stage) for stage in range(layout.topology.stages)],
         check_every=config.sync.check_every,
         attempt=layout.attempt,
         pull=config.pull,
@@ -374,10 +363,9 @@ def server_options(config: Config, layout: Layout) -> ServerOptions:
     )
 
 
-def table_server(
-    config: Config, layout: Layout, index: int, storage: RowStorage, clock: SpanClock
-) -> TableServer:
+def table_server(layout: Layout, index: int, storage: RowStorage) -> TableServer:
     """Build a table server with the initial values of its rows."""
+    config = layout.config
     order = BatchOrder(config.embedding.staleness)
     return TableServer(
         layout.topology,
@@ -387,27 +375,24 @@ def table_server(
         formats=build_model.formats_of(config, layout.spec),
         schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         attempt=layout.attempt,
-        clock=clock,
+        clock=layout.clock,
     )
 
 
-def served_tables(
-    config: Config, layout: Layout, rank: int, send: Send, clock: SpanClock
-) -> Tables:
+def served_tables(layout: Layout, rank: int, send: Send) -> Tables:
     """Build a worker's access to served tables."""
-    port = Port(topology=layout.topology, rank=rank, attempt=layout.attempt, transmit=send)
-    keys = config.embedding
+    config, keys = layout.config, layout.config.embedding
     formats = build_model.formats_of(config, layout.spec)
-    client = TableClient(port, layout.spec, formats, clock)
+    client = TableClient(_port(layout, rank, send), layout.spec, formats, layout.clock)
     averaged = 1 if config.sync.name == "async" else config.parallel.trainers
     if isinstance(keys, Served) and keys.cache_rows:
         return CachedTables(client, averaged, keys)
     return ServedTables(client, averaged)
 
 
-def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
+def collectives(layout: Layout, index: int) -> Handle | None:
     """The handler of contributions on a server; None if the method has no rounds."""
-    ops = build_model.rounds(config)
+    ops = build_model.rounds(layout.config)
     if not ops:
         return None
     return CollectiveServer(layout.topology, index, layout.tensors, ops, layout.attempt).handle
@@ -415,7 +400,6 @@ def collectives(config: Config, layout: Layout, index: int) -> Handle | None:
 
 @contextmanager
 def worker_rank(
-    config: Config,
     layout: Layout,
     shards: Shards | None,
     channel: MeteredChannel,
@@ -425,7 +409,6 @@ def worker_rank(
     """Build the worker of the channel's rank; its process group is open inside a `with`.
 
     Args:
-        config: configuration of the run.
         layout: layout of the world.
         shards: prepared rows; None if orders bring batches along.
         channel: to the other ranks.
@@ -435,46 +418,51 @@ def worker_rank(
     Raises:
         DlrmError: the trainers that share the tables did not all join.
     """
-    topology, rank = layout.topology, channel.rank
-    patience_seconds = config.network.patience_seconds
-    mailbox = Mailbox(channel, layout.attempt, mailbox_capacity(config))
+    config, topology, rank = layout.config, layout.topology, channel.rank
     with ExitStack() as stack:
         pieces: Sequence[Piece] = ()
         tables: tuple[Tables | None, Tables | None] = (None, None)
         if rank in topology.interaction_group and topology.table_servers:
-            served = served_tables(config, layout, rank, channel.send, meter.clock)
+            served = served_tables(layout, rank, channel.send)
             tables = (served, served)
         elif rank in topology.interaction_group and topology.trainers == 1:
             embeddings = build_model.embeddings(config, layout.spec, layout.tables)
             pieces = full_pieces(
                 {**embeddings.weights(), **embeddings.optimizer_state()}, Group.EMBEDDINGS
             )
-            local = LocalTables(embeddings, 1, meter.clock)
+            local = LocalTables(embeddings, 1, layout.clock)
             tables = (local, local)
         elif rank in topology.interaction_group:
-            sharded = _sharded(config, layout, channel, group, meter.clock, stack)
+            sharded = _sharded(layout, channel, group, stack)
             pieces = sharded.pieces
             tables = (
                 LocalTables(
                     _EqualBatches(sharded, topology.trainers),
                     topology.trainers,
-                    meter.clock,
+                    layout.clock,
                     sharded.remembered,
                 ),
-                LocalTables(sharded, topology.trainers, meter.clock, keep_rows=sharded.keep_rows),
+                LocalTables(sharded, topology.trainers, layout.clock, keep_rows=sharded.keep_rows),
             )
-        messenger = Messenger(
-            attempt=layout.attempt,
-            channel=channel,
-            mailbox=mailbox,
-            patience_seconds=patience_seconds,
-            clock=meter.clock,
-        )
-        yield _worker_rank(config, layout, shards, messenger, tables, pieces, meter)
+        messenger = messenger_of(layout, channel)
+        yield _worker_rank(layout, shards, messenger, tables, pieces, meter)
+
+
+def messenger_of(
+    layout: Layout, channel: Channel, answer: Callable[[Frame], bool] = answers_none
+) -> Messenger:
+    """Make a rank's messenger to the others, whose mailbox answers some frames at once."""
+    config = layout.config
+    return Messenger(
+        attempt=layout.attempt,
+        channel=channel,
+        mailbox=Mailbox(channel, layout.attempt, mailbox_capacity(config), answer),
+        patience_seconds=config.network.patience_seconds,
+        clock=layout.clock,
+    )
 
 
 def _worker_rank(
-    config: Config,
     layout: Layout,
     shards: Shards | None,
     messenger: Messenger,
@@ -483,27 +471,25 @@ def _worker_rank(
     meter: RankMeter,
 ) -> WorkerRank:
     """Build the worker, with tables for training and for batches of any size."""
-    send = messenger.channel.send
-    parts = worker(config, layout, messenger.rank, send, tables[0], meter.clock)
+    config, send = layout.config, messenger.channel.send
+    learner = worker(layout, messenger.rank, send, tables[0])
     runner = ProcessRunner(
         mailbox=messenger.mailbox,
         patience_seconds=messenger.patience_seconds,
-        clock=meter.clock,
+        clock=layout.clock,
     )
     evaluation = WorldEvaluation(
         topology=layout.topology,
         messenger=messenger,
         runner=runner,
-        evaluator=evaluator(config, layout, parts.worker, send, tables[1]),
+        evaluator=evaluator(layout, learner.worker, send, tables[1]),
         rows=build_model.evaluated_rows(config, shards),
     )
     return WorkerRank(
         topology=layout.topology,
         messenger=messenger,
         runner=runner,
-        worker=parts.worker,
-        client=parts.client,
-        compression=parts.compression,
+        learner=learner,
         tables=pieces,
         traffic=meter.steps_traffic,
         schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
@@ -513,13 +499,12 @@ def _worker_rank(
     )
 
 
-def crew(config: Config, layout: Layout, rank: WorkerRank, meter: RankMeter) -> Crew:
+def crew(layout: Layout, rank: WorkerRank, meter: RankMeter) -> Crew:
     """Build the threads of a worker; use the worker's own parts only while they are at rest."""
     messenger = rank.messenger
-    parts = WorkerParts(worker=rank.worker, client=rank.client, compression=rank.compression)
-    mailbox, clock = SharedMailbox(messenger.mailbox), meter.clock
+    mailbox, clock = SharedMailbox(messenger.mailbox), layout.clock
     return Crew(
-        thread_workers(config, layout, parts, messenger.channel.send, clock),
+        thread_workers(layout, rank.learner, messenger.channel.send),
         ProcessRunner(mailbox=mailbox, patience_seconds=messenger.patience_seconds, clock=clock),
         mailbox,
         meter,
@@ -542,12 +527,7 @@ class _EqualBatches:
 
 
 def _sharded(
-    config: Config,
-    layout: Layout,
-    channel: MeteredChannel,
-    options: GroupOptions,
-    clock: SpanClock,
-    stack: ExitStack,
+    layout: Layout, channel: MeteredChannel, options: GroupOptions, stack: ExitStack
 ) -> ShardedEmbeddings:
     """Build the tables that all trainers share, with their initial values."""
     # TorchRec takes a second to import, which only ranks that share tables need.
@@ -558,8 +538,8 @@ def _sharded(
         counters.sent.add(Traffic.EMBEDDING, sent_bytes, dense_equivalent_bytes)
         counters.received.add(Traffic.EMBEDDING, received_bytes, 0)
 
-    members = layout.topology.interaction_group
-    group = stack.enter_context(process_group(members, channel.rank, options, count, clock))
+    config, members = layout.config, layout.topology.interaction_group
+    group = stack.enter_context(process_group(members, channel.rank, options, count, layout.clock))
     formats = build_model.formats_of(config, layout.spec)
     embeddings = ShardedEmbeddings(layout.spec, config.embedding, formats, group)
     embeddings.initialise(config.train.seed, config.embedding.init)

@@ -24,7 +24,6 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.request import EvaluateTask
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.recorder import reporting
 from dlrm_hybrid.train.signals import StopRequest
@@ -53,7 +52,7 @@ def evaluate_rank(argument: str, report: Report, stop: StopRequest) -> None:
     data = config.data.having(base=None)
     scored = replace(config, parallel=_small_world(config.parallel), sync=sync, data=data)
     storage = build_model.row_storage(config, Path())
-    engine = build_engine.engine(scored, shards, 1, storage, SpanClock())
+    engine = build_engine.engine(scored, shards, 1, storage)
     pieces = engine.pieces()
     checkpoint = open_checkpoint(folder, reporting(report, "checkpoint", "bytes"))
     checkpoint.fill(in_groups(pieces, Group.DENSE, Group.EMBEDDINGS))

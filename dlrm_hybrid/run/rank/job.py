@@ -16,14 +16,21 @@ from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
+from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.progress import Plan
+from dlrm_hybrid.train.signals import StopRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One process's job in a run."""
+    """One process's job in a run.
+
+    Attributes:
+        report: called with events.
+        stop: stop request of signals.
+    """
 
     task: TrainTask
     values: Mapping[str, Any]
@@ -31,7 +38,8 @@ class Job:
     prepared: Shards | None
     plan: Plan
     layout: build_world.Layout
-    clock: SpanClock
+    report: Report
+    stop: StopRequest
     names: Mapping[int, str]
     storage: RowStorage
 
@@ -43,17 +51,20 @@ class Job:
         config: Config,
         plan: Plan,
         spec: ModelShape,
-        prepared: Shards | None = None,
+        prepared: Shards | None,
+        report: Report,
+        stop: StopRequest,
     ) -> Job:
         """Make the job of a process; a program of its own batches has no prepared rows."""
         return cls(
+            report=report,
+            stop=stop,
             task=task,
             values=values,
             config=config,
             prepared=prepared,
             plan=plan,
             layout=build_world.layout(config, spec, plan.steps, task.attempt, task.rank),
-            clock=SpanClock(),
             names=dict(enumerate(build.rank_names(config))),
             storage=build_model.row_storage(config, Path(task.run_folder)),
         )
@@ -63,6 +74,11 @@ class Job:
         """The prepared rows; not to be used if a program hands batches over."""
         assert self.prepared is not None, "batches of a program's own"
         return self.prepared
+
+    @property
+    def clock(self) -> SpanClock:
+        """The clock of the process."""
+        return self.layout.clock
 
     @property
     def role(self) -> str:

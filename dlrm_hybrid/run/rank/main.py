@@ -91,53 +91,44 @@ def run_rank(
     shards = open_shards(Path(task.prepared), build.semantics(config))
     plan = build_model.plan(config, shards)
     spec = build.shape_of(config, shards.manifest)
-    job = Job.of(task, values, config, plan, spec, shards)
+    job = Job.of(task, values, config, plan, spec, shards, report, stop)
     if build.many_processes(config):
-
-        def train(worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
-            if worker.leads:
-                _lead_workers(job, worker, meter, report, stop)
-            else:
-                follow(job, worker, meter, report, stop)
-
-        run_one_of_many(job, rendezvous(), report, stop, train)
-    else:
-        if config.sync.replay is not None:
-            check_record(Path(config.sync.replay), values)
-        engine = build_engine.engine(config, shards, plan.steps, job.storage, job.clock)
-        meter = RankMeter(
-            engine.count,
-            job.clock,
-            uncounted=engine.uncounted,
-            versions=engine.versions,
-            staleness=engine.staleness,
-            id_sample=engine.id_sample,
-        )
-        meter.begin(0)
-        with _reporting(job, report, meter, None):
-            train_to_the_end(job, engine, meter, report, stop)
+        run_one_of_many(job, rendezvous(), partial(_train_worker, job))
+        return
+    if config.sync.replay is not None:
+        check_record(Path(config.sync.replay), values)
+    engine = build_engine.engine_of(job.layout, shards, job.storage)
+    meter = RankMeter(
+        engine.count,
+        job.clock,
+        uncounted=engine.uncounted,
+        versions=engine.versions,
+        staleness=engine.staleness,
+        id_sample=engine.id_sample,
+    )
+    meter.begin(0)
+    with _reporting(job, meter, None):
+        train_to_the_end(job, engine, meter)
 
 
-def _lead_workers(
-    job: Job, worker: WorkerRank, meter: RankMeter, report: Report, stop: StopRequest
-) -> None:
-    """Run the worker that leads the others in lock-step, until the end of the run."""
-    leader = LockstepLeader(own=worker, plan=job.plan, read=reader(job, worker, meter))
+def _train_worker(job: Job, worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
+    """Run a worker until the end of the run: in lock-step one of them leads the others."""
+    if not worker.leads:
+        _follow(job, worker, channel, meter)
+        return
+    leader = LockstepLeader(own=worker, plan=job.plan, read=_reader(job, worker, meter))
 
     def end() -> None:
         leader.end()
-        leave_servers(job, worker.messenger.channel, worker.step)
+        leave_servers(job, channel, worker.step)
 
     with at_end(end):
-        train_to_the_end(job, leader, meter, report, stop)
+        train_to_the_end(job, leader, meter)
 
 
-def follow(
-    job: Job, worker: WorkerRank, meter: RankMeter, report: Report, stop: StopRequest
-) -> None:
+def _follow(job: Job, worker: WorkerRank, channel: MeteredChannel, meter: RankMeter) -> None:
     """Run a worker that the leader keeps busy, until it is ordered to end or leaves."""
-    config, layout, channel = job.config, job.layout, worker.messenger.channel
-    in_lockstep = not server_leads(config)
+    config, in_lockstep = job.config, not server_leads(job.config)
     shards = WorkerShards(worker, job.make_writer(), meter, in_lockstep)
     shards.answer()
     if not job.task.incarnation:
@@ -146,13 +137,13 @@ def follow(
     with ExitStack() as stack:
         crew = None
         if config.parallel.threads > 1:
-            crew = stack.enter_context(build_world.crew(config, layout, worker, meter))
+            crew = stack.enter_context(build_world.crew(job.layout, worker, meter))
         link = LeaderLink(
             rank=worker,
             mailbox=worker.messenger.mailbox if crew is None else crew.mailbox,
             reads=_reads(job, worker, meter),
             in_lockstep=in_lockstep,
-            stop=stop,
+            stop=job.stop,
             meter=meter,
             shards=shards,
             say=partial(print, flush=True),
@@ -161,7 +152,7 @@ def follow(
 
         def leave() -> None:
             if link.has_left:  # servers learn it from the channel, as it may rejoin
-                report(Event(Kind.LEFT, worker.step, time.time(), {}))
+                job.report(Event(Kind.LEFT, worker.step, time.time(), {}))
             else:
                 leave_servers(job, channel, worker.step)
 
@@ -174,19 +165,19 @@ def follow(
 def _reads(job: Job, worker: WorkerRank, meter: RankMeter) -> Callable[[Order], Iterator[Due]]:
     """Make the function that reads the batches of an order to train."""
     if not server_leads(job.config):
-        return partial(read_steps, reader(job, worker, meter))
+        return partial(read_steps, _reader(job, worker, meter))
     sample = None if worker.worker.tables is None else meter.sample_ids()
     loader = build_model.loader(job.config, job.shards, sample=sample)
     return partial(read_lease, job.clock.timed(Span.READ, loader.part))
 
 
-def reader(job: Job, worker: WorkerRank, meter: RankMeter) -> ReadAhead:
+def _reader(job: Job, worker: WorkerRank, meter: RankMeter) -> ReadAhead:
     """Make the reader of a worker's batches in lock-step."""
     holds_tables = worker.worker.tables is not None
     (read,) = build_model.readers(
         job.config,
         job.shards,
-        (job.task.rank // job.layout.topology.stages,),
+        (worker.learner.trainer,),
         job.config.embedding.staleness if holds_tables else 0,
         meter.sample_ids() if holds_tables else None,
         meter.clock,
@@ -197,8 +188,6 @@ def reader(job: Job, worker: WorkerRank, meter: RankMeter) -> ReadAhead:
 def run_one_of_many(
     job: Job,
     rendezvous: Rendezvous,
-    report: Report,
-    stop: StopRequest,
     use: Callable[[WorkerRank, MeteredChannel, RankMeter], None],
 ) -> None:
     """Run a rank of a world of processes in its role.
@@ -206,8 +195,6 @@ def run_one_of_many(
     Args:
         job: job of the process.
         rendezvous: rendezvous of the ranks.
-        report: called with events.
-        stop: stop request of signals.
         use: a worker's work, called with the worker, its channel and its meter.
     """
     with (
@@ -222,12 +209,10 @@ def run_one_of_many(
         )
         meter.begin(0)
         role = job.layout.topology.role(job.task.rank)
-        with _reporting(job, report, meter, inner.unknown_peers):
+        with _reporting(job, meter, inner.unknown_peers):
             if isinstance(role, ServerRole):
-                if job.task.rank == build.leader(job.config):
-                    lead(job, channel, meter, report, stop)
-                else:
-                    serve_dense(job, role.index, channel, meter)
+                leads = job.task.rank == build.leader(job.config)
+                (lead if leads else serve_dense)(job, role.index, channel, meter)
                 return
             if isinstance(role, TableServerRole):
                 serve_tables(job, role.index, channel, meter)
@@ -238,9 +223,7 @@ def run_one_of_many(
                 address=build_world.address(job.config),
                 deadline_seconds=job.config.network.patience_seconds,
             )
-            with build_world.worker_rank(
-                job.config, job.layout, job.prepared, channel, group, meter
-            ) as worker:
+            with build_world.worker_rank(job.layout, job.prepared, channel, group, meter) as worker:
                 use(worker, channel, meter)
 
 
@@ -279,7 +262,7 @@ def world_channel(
 
 
 def _reporting(
-    job: Job, report: Report, meter: RankMeter, unknown: UnknownPeers | None
+    job: Job, meter: RankMeter, unknown: UnknownPeers | None
 ) -> AbstractContextManager[None]:
     """Report the process's counters at the end."""
 
@@ -289,6 +272,6 @@ def _reporting(
             "refused_connections": unknown.refused_connections,
         }
         values = {"rank": job.task.rank, "role": job.role, **meter.values(), "strangers": strangers}
-        report(Event(Kind.RANK, meter.step, time.time(), values))
+        job.report(Event(Kind.RANK, meter.step, time.time(), values))
 
     return at_end(tell)

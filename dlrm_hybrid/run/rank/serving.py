@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from dlrm_hybrid.comm.channel import Channel
-from dlrm_hybrid.comm.mailbox import Mailbox
 from dlrm_hybrid.comm.metered import MeteredChannel
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
@@ -21,14 +20,12 @@ from dlrm_hybrid.parallel.dense.server import (
     serve,
 )
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.messages import Messenger
 from dlrm_hybrid.parallel.tables.table_server import TableServer
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.training import train_to_the_end
 from dlrm_hybrid.run.rank.vectors import begin_with_vectors
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -41,7 +38,6 @@ from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
 from dlrm_hybrid.train.asynchronous.turns import Turns
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.server_rank import ServerRank
-from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.wire.frame import Kind as FrameKind
@@ -60,20 +56,20 @@ def at_end(act: Callable[[], None]) -> Generator[None, None, None]:
 
 def serve_dense(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Run the server with this index until all workers have left."""
-    server = build_world.server(job.config, job.layout, index, job.clock)
+    server = build_world.server(job.layout, index)
     meter.versions, meter.staleness = server.versions, server.staleness
     if (source := Source.of(job)) is not None:
         pushed = build_world.pushes(job.config, source.progress)
         for outgoing in server.restart(pushed, source.dense()):
             channel.send(*outgoing)
     del source  # with its open files
-    collect = build_world.collectives(job.config, job.layout, index)
+    collect = build_world.collectives(job.layout, index)
     _serve(job, _server_rank(job, server, meter.switch, collect), channel, meter)
 
 
 def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Run the table server with this index until all workers have left."""
-    server = build_world.table_server(job.config, job.layout, index, job.storage, job.clock)
+    server = build_world.table_server(job.layout, index, job.storage)
     source = Source.of(job)
     if source is None or source.begins_anew:
         begin_with_vectors(job, server.pieces())
@@ -108,12 +104,10 @@ def _serve(job: Job, rank: ServerRank, channel: MeteredChannel, meter: RankMeter
         meter.step = answer(job, channel, timed(job, rank.handlers(), log))
 
 
-def lead(
-    job: Job, channel: MeteredChannel, meter: RankMeter, report: Report, stop: StopRequest
-) -> None:
+def lead(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> None:
     """Run server 0, which also deals batches and keeps the record, until all workers have left."""
     config, layout = job.config, job.layout
-    server = build_world.server(config, layout, 0, job.clock)
+    server = build_world.server(layout, index)
     meter.versions, meter.staleness = server.versions, server.staleness
     handlers: dict[FrameKind, Handle] = {}
     with order_log(job) as log:
@@ -125,23 +119,12 @@ def lead(
             schedule=build_model.dense_schedule(config, layout.steps),
             rows=build_model.evaluated_rows(config, job.shards),
             threads=config.parallel.threads,
-            messenger=Messenger(
-                attempt=layout.attempt,
-                channel=channel,
-                mailbox=Mailbox(
-                    channel,
-                    layout.attempt,
-                    build_world.mailbox_capacity(config),
-                    HandlerTable(channel, handlers),
-                ),
-                patience_seconds=config.network.patience_seconds,
-                clock=job.clock,
-            ),
+            messenger=build_world.messenger_of(layout, channel, HandlerTable(channel, handlers)),
             log=log,
             begin=partial(_begin, config),
-            stop=stop,
+            stop=job.stop,
             elastic=config.parallel.elastic,
-            missed=partial(_report_missed, report, meter),
+            missed=partial(_report_missed, job, meter),
         )
         base = _server_rank(job, server, ignore).handlers()  # the driver switches phases
 
@@ -158,7 +141,7 @@ def lead(
             answer(job, channel, handlers, leader.away)
 
         with at_end(end):
-            train_to_the_end(job, leader, meter, report, stop)
+            train_to_the_end(job, leader, meter)
 
 
 def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
@@ -168,9 +151,9 @@ def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
     return Leases.begin(done, config.sync.ahead)
 
 
-def _report_missed(report: Report, meter: RankMeter, rank: int, incarnation: int) -> None:
+def _report_missed(job: Job, meter: RankMeter, rank: int, incarnation: int) -> None:
     values = {"rank": rank, "incarnation": incarnation}
-    report(Event(Kind.LOST, meter.step, time.time(), values))
+    job.report(Event(Kind.LOST, meter.step, time.time(), values))
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.rank.facts import Source, checkpoint_facts
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.run.rank.vectors import begin_with_vectors
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
@@ -31,28 +30,25 @@ from dlrm_hybrid.train.engine import Engine, Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import Recorder
 from dlrm_hybrid.train.saver import CheckpointWriter, Committer
-from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.types import Group
 
 
-def train_to_the_end(
-    job: Job, engine: Engine, meter: RankMeter, report: Report, stop: StopRequest
-) -> None:
+def train_to_the_end(job: Job, engine: Engine, meter: RankMeter) -> None:
     """Resume, then train to the end, record events and show progress."""
-    source = Source.of(job, report)
+    source = Source.of(job, job.report)
     progress = resume(job, engine.holder, source)
     changed = [] if source is None else source.changed_arithmetic()
     del source  # with its open files
     meter.step = progress.step
     clean(job.checkpoints)
-    with _recording(job, report, progress) as record:
+    with _recording(job, progress) as record:
         record(_started(job, progress, changed))
         recorder = Recorder(
-            plan=job.plan, schedule=engine.schedule, meter=meter, record=record, live=report
+            plan=job.plan, schedule=engine.schedule, meter=meter, record=record, live=job.report
         )
         saver = checkpoint_writer(job, engine.holder)
         driver = Driver(
-            engine, job.plan, progress, saver=saver, recorder=recorder, meter=meter, stop=stop
+            engine, job.plan, progress, saver=saver, recorder=recorder, meter=meter, stop=job.stop
         )
         progress = driver.run()
         record(Event(Kind.FINISHED, progress.step, time.time(), engine.departures()))
@@ -94,7 +90,7 @@ def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
 
 
 @contextmanager
-def _recording(job: Job, report: Report, progress: Progress) -> Generator[Report, None, None]:
+def _recording(job: Job, progress: Progress) -> Generator[Report, None, None]:
     """Open the sinks of recorded events, without the events that will be repeated."""
     folder = Path(job.task.run_folder)
     path = folder / EVENTS_FILE
@@ -113,7 +109,7 @@ def _recording(job: Job, report: Report, progress: Progress) -> Generator[Report
         def record(event: Event) -> None:
             for sink in sinks:
                 sink.write(event)
-            report(event)
+            job.report(event)
 
         yield record
 

@@ -12,6 +12,7 @@ import heapq
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from typing import NamedTuple, Protocol, final
 
 import numpy as np
@@ -19,15 +20,14 @@ from typing_extensions import override
 
 from dlrm_hybrid.data.loader import Batch, LoaderState
 from dlrm_hybrid.parallel.dense.client import ServerClient
-from dlrm_hybrid.parallel.dense.peers import MasterClient
-from dlrm_hybrid.parallel.effects import Program
 from dlrm_hybrid.parallel.runners import InProcessRunner
-from dlrm_hybrid.parallel.step import StepMetrics, train_step
-from dlrm_hybrid.parallel.worker import Worker, stage_inputs
+from dlrm_hybrid.parallel.step import StepMetrics
+from dlrm_hybrid.parallel.worker import stage_inputs
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
+from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Plan, Progress
-from dlrm_hybrid.types import BatchNumber, Tick
+from dlrm_hybrid.types import BatchNumber
 
 SIGMA = 0.3  # standard deviation of the logarithm of a batch's time
 
@@ -38,15 +38,13 @@ class Trainers:
     """All trainers of a world in one process.
 
     Attributes:
-        workers: workers of each trainer, by stage.
-        clients: one per worker rank.
+        learners: workers of each trainer, by stage.
         runner: runner of their programs.
         part: rows of a trainer's batch at a position; `Loader.part`.
         after: position of the next step's batches; `Loader.after`.
     """
 
-    workers: Sequence[Sequence[Worker]]
-    clients: Mapping[int, ServerClient | MasterClient]
+    learners: Sequence[Sequence[Learner]]
     runner: InProcessRunner
     part: Callable[[LoaderState, int], Batch]
     after: Callable[[LoaderState], LoaderState]
@@ -55,9 +53,9 @@ class Trainers:
         """Make all replicas equal to the servers' weights; nothing is under way."""
         self.runner.run(
             {
-                rank: client.refresh(whole=False)
-                for rank, client in self.clients.items()
-                if isinstance(client, ServerClient)
+                learner.worker.rank: learner.client.refresh(whole=False)
+                for learner in chain.from_iterable(self.learners)
+                if isinstance(learner.client, ServerClient)
             }
         )
 
@@ -128,7 +126,7 @@ class SimulatedPace(Pace):
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.trainers.after)
-        self._leases = Leases.begin((0,) * len(self.trainers.workers), self.ahead)
+        self._leases = Leases.begin((0,) * len(self.trainers.learners), self.ahead)
 
     @property
     @override
@@ -137,18 +135,18 @@ class SimulatedPace(Pace):
 
     @override
     def restart(self, progress: Progress) -> None:
-        trainers = range(len(self.trainers.workers))
+        trainers = range(len(self.trainers.learners))
         self._leases = Leases.begin(tuple(progress.batches_of(n) for n in trainers), self.ahead)
 
     @override
     def rests(self, step: int, soon: bool) -> bool:
         if soon:
             self._leases = self._leases.soon()
-        return step * len(self.trainers.workers) == self._leases.limit
+        return step * len(self.trainers.learners) == self._leases.limit
 
     @override
     def make_step(self, step: int, at: LoaderState) -> tuple[StepMetrics, LoaderState]:
-        count = len(self.trainers.workers)
+        count = len(self.trainers.learners)
         if step * count == self._leases.limit:
             self._leases = self._leases.until(self.plan.next_rest(step) * count)
             self._positions.begin(step, at)
@@ -171,10 +169,10 @@ class SimulatedPace(Pace):
         """Let a trainer begin the next batch, if one is left."""
         self._leases, numbers = self._leases.take(trainer, most=1)
         for number in numbers:
-            step, part = divmod(number, len(self.trainers.workers))
+            step, part = divmod(number, len(self.trainers.learners))
             batch = self.trainers.part(self._positions.of(step), part)
             count = self._leases.done[trainer]
-            for worker in self.trainers.workers[trainer]:
+            for worker in (learner.worker for learner in self.trainers.learners[trainer]):
                 bags = stage_inputs(worker, batch).bags
                 if worker.tables is not None and bags is not None:
                     worker.tables.prefetch(BatchNumber(count), bags)
@@ -182,11 +180,9 @@ class SimulatedPace(Pace):
 
     def _learn(self, trainer: int, batch: Batch) -> StepMetrics:
         count = self._leases.done[trainer]
-        programs: dict[int, Program[StepMetrics]] = {
-            worker.rank: train_step(worker, Tick(count), stage_inputs(worker, batch))
-            for worker in self.trainers.workers[trainer]
-        }
-        outcomes = self.trainers.runner.run(programs)
+        outcomes = self.trainers.runner.run(
+            {x.worker.rank: x.learn(count, batch) for x in self.trainers.learners[trainer]}
+        )
         self._leases = self._leases.finish(trainer, count + 1)
         return reduce(StepMetrics.plus, outcomes.values())
 

@@ -6,19 +6,20 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from itertools import chain
 from typing import final
 
 from typing_extensions import override
 
 from dlrm_hybrid.data.loader import LoaderState, with_coming
 from dlrm_hybrid.parallel.effects import Program
-from dlrm_hybrid.parallel.step import StepMetrics, train_step
-from dlrm_hybrid.parallel.worker import Worker, stage_inputs
+from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.train.asynchronous.leases import Positions
 from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
 from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
+from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Plan, Progress
-from dlrm_hybrid.types import DataError, Tick
+from dlrm_hybrid.types import DataError
 
 
 @final
@@ -50,7 +51,7 @@ class RecordedPace(Pace):
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.trainers.after)
-        self._done = [0] * len(self.trainers.workers)
+        self._done = [0] * len(self.trainers.learners)
 
     @property
     @override
@@ -81,9 +82,8 @@ class RecordedPace(Pace):
             self.trainers.refresh()
         outcomes = self.trainers.runner.run(
             {
-                worker.rank: self._learn(trainer, worker, leases[trainer])
-                for trainer, workers in enumerate(self.trainers.workers)
-                for worker in workers
+                learner.worker.rank: self._learn(learner, leases[learner.trainer])
+                for learner in chain.from_iterable(self.trainers.learners)
             }
         )
         # Trainers pull at each recorded rest, so frames due after a pull come through too.
@@ -112,7 +112,7 @@ class RecordedPace(Pace):
 
     def _leases(self) -> list[list[Taken]]:
         """Leases up to the next rest, per trainer."""
-        trainers = len(self.trainers.workers)
+        trainers = len(self.trainers.learners)
         leases: list[list[Taken]] = [[] for _ in range(trainers)]
         number = self._first * trainers
         while number < self._rest * trainers:
@@ -127,16 +127,15 @@ class RecordedPace(Pace):
             number += lease.batches
         return leases
 
-    def _learn(self, trainer: int, worker: Worker, leases: Sequence[Taken]) -> Program[StepMetrics]:
+    def _learn(self, learner: Learner, leases: Sequence[Taken]) -> Program[StepMetrics]:
         metrics = StepMetrics()
-        tick, trainers = self._done[trainer], len(self.trainers.workers)
+        tick, trainers = self._done[learner.trainer], len(self.trainers.learners)
         numbers = (n for lease in leases for n in range(lease.number, lease.number + lease.batches))
         places = (divmod(number, trainers) for number in numbers)
         batches = (self.trainers.part(self._positions.of(step), part) for step, part in places)
         # In the run, rows may have been requested later at the end of a lease: gates hold them.
         for batch, coming in with_coming(batches, self.ahead):
-            inputs = stage_inputs(worker, batch, coming)
-            metrics = metrics.plus((yield from train_step(worker, Tick(tick), inputs)))
+            metrics = metrics.plus((yield from learner.learn(tick, batch, coming)))
             tick += 1
         return metrics
 

@@ -43,7 +43,7 @@ def compressors(*overrides: str) -> list[Compressor]:
     spec = spec_of(config.model, DataShape(table_rows=(10,) * 26))
     plan = build_world.layout(config, spec, steps=10, attempt=0)
     made = [
-        build_world.compression(config, plan, rank).gradients
+        build_world.compression(plan, rank).gradients
         for rank in range(2 * config.parallel.trainers)
     ]
     return [one for one in made if one is not None]
