@@ -19,7 +19,7 @@ from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.engine import Holder
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.saver import CheckpointWriter, Committer
+from dlrm_hybrid.train.saver import CheckpointWriter
 from dlrm_hybrid.types import Group, Version
 
 OPERATIONS = ("mkdir", "open", "write", "fsync", "replace", "rename", "unlink", "rmdir")
@@ -63,16 +63,11 @@ def saver(root: Path, held: dict[str, Tensor]) -> CheckpointWriter:
     return CheckpointWriter(
         holder=Held(messenger, held),
         names={0: "worker-0"},
-        committer=Committer(
-            root=root,
-            attempt=0,
-            retention=RetentionPolicy(newest=1, best=True),
-            title="worker-0 (rank 0)",
-            facts=lambda progress: {
-                "score": {"part": "test", "monitor": "log_loss", "value": 1.0 / progress.step}
-            },
-        ),
         writer=ShardWriter(root=root, rank="worker-0", attempt=0),
+        retention=RetentionPolicy(newest=1, best=True),
+        facts=lambda progress: {
+            "score": {"part": "test", "monitor": "log_loss", "value": 1.0 / progress.step}
+        },
     )
 
 

@@ -59,7 +59,7 @@ class TrainTask:
 
     Attributes:
         run_folder: the run folder, with config.json.
-        prepared: the folder of shards.
+        prepared: the folder of shards; empty if a program hands batches over.
         resume_from: a run folder or checkpoint to resume from, or None.
         rank: number of the rank.
         attempt: how often the run has been started before.
@@ -68,11 +68,11 @@ class TrainTask:
     """
 
     run_folder: str
-    prepared: str
-    resume_from: str | None
-    rank: int
-    attempt: int
-    rendezvous: str
+    prepared: str = ""
+    resume_from: str | None = None
+    rank: int = 0
+    attempt: int = 0
+    rendezvous: str = ""
     incarnation: int = 0
 
     @property

@@ -225,8 +225,7 @@ class RestartLoop:
         self._task = TrainTask(
             run_folder=str(self.request.folder),
             prepared=str(self.rows),
-            resume_from=None if resume_from is None else str(resume_from),
-            rank=0,
+            resume_from=resume_from and str(resume_from),
             attempt=attempt,
             rendezvous=str(self.rendezvous / str(attempt)),
         )

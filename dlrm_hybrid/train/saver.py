@@ -31,110 +31,33 @@ WAIT_SECONDS = 0.2  # longest wait for a rank's shard, before the next one is as
 
 @final
 @dataclass(slots=True, kw_only=True)
-class Committer:
-    """Collects the shards of a checkpoint, and commits it in a thread.
-
-    Attributes:
-        root: the `checkpoints` folder of the run.
-        attempt: how often the run has been restarted.
-        retention: rule for the checkpoints kept.
-        title: name of this rank, for messages.
-        facts: facts of a checkpoint beside its tensors.
-    """
-
-    root: Path
-    attempt: int
-    retention: RetentionPolicy
-    title: str
-    facts: Callable[[Progress], Mapping[str, Any]]
-    _preparing: Preparing | None = None
-    _facts: Mapping[str, Any] | None = None
-    _commit: Future[tuple[Path, int]] | None = None
-    _seconds: float = 0.0
-    _since: float = 0.0
-
-    @property
-    def owed(self) -> list[int]:
-        """Ranks that have not reported their shards yet."""
-        return [] if self._preparing is None else list(self._preparing.owed)
-
-    def begin(self, progress: Progress, ranks: Mapping[int, str], start: float) -> None:
-        """Begin a checkpoint of these ranks, which have copied their tensors.
-
-        Args:
-            progress: progress of the run.
-            ranks: names by number.
-            start: time at which training paused, of `time.perf_counter`.
-        """
-        self._preparing = Preparing(step=progress.step, owed=ranks, shards={})
-        self._facts = self.facts(progress)
-        self._since = time.perf_counter()
-        self._seconds = self._since - start
-
-    def take(self, rank: int, shard: Shard) -> None:
-        """Add a rank's shard; raises ResourceError if it could not be written."""
-        assert self._preparing is not None
-        self._preparing = self._preparing.took(rank, shard)
-
-    def lose(self, rank: int) -> None:
-        """Go on without a lost rank; its residuals, not yet written, are not saved."""
-        assert self._preparing is not None
-        self._preparing = self._preparing.without(rank)
-
-    def poll(self, wait_seconds: float) -> Saved | None:
-        """Commit once all shards are here; returns it once valid, raises as `CheckpointWriter`."""
-        if self._preparing is None or not self._preparing.is_prepared:
-            return None
-        prepared, facts = self._preparing, self._facts
-        assert facts is not None
-        if self._commit is None:
-            self._commit = in_background(
-                lambda: commit(self.root, self.attempt, prepared, facts, self.retention)
-            )
-        try:
-            result = outcome(self._commit, wait_seconds)
-        except ResourceError as error:
-            raise ResourceError(f"{self.title}: {error}") from error
-        if result is None:
-            return None
-        self._preparing = self._commit = None
-        folder, num_bytes = result
-        return Saved(
-            step=prepared.step,
-            folder=folder,
-            num_bytes=num_bytes,
-            seconds=self._seconds,
-            background_seconds=time.perf_counter() - self._since,
-        )
-
-    def amend(self, progress: Progress) -> None:
-        """Update the facts of the valid checkpoint of this step."""
-        amend(self.root, progress.step, self.facts(progress), self.retention)
-
-
-@final
-@dataclass(slots=True, kw_only=True)
 class CheckpointWriter:
     """Saves checkpoints of a run, one at a time, while workers wait for orders.
 
     Attributes:
         holder: holds this process's tensors.
         names: names of all ranks whose tensors are saved, in order.
-        committer: commits checkpoints.
         writer: writes this process's shards.
+        retention: rule for the checkpoints kept.
+        facts: facts of a checkpoint beside its tensors.
     """
 
     holder: Holder
     names: Mapping[int, str]
-    committer: Committer
     writer: ShardWriter
-    _step: int | None = None
+    retention: RetentionPolicy
+    facts: Callable[[Progress], Mapping[str, Any]]
+    _preparing: Preparing | None = None
+    _facts: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    _commit: Future[tuple[Path, int]] | None = None
+    _seconds: float = 0.0  # for which training paused
+    _since: float = 0.0  # time at which it went on
     _is_lost: IsLost = field(default_factory=lambda: lost_since(()))
 
     @property
     def pending(self) -> bool:
         """Whether a checkpoint is under way."""
-        return self._step is not None
+        return self._preparing is not None
 
     def save(self, progress: Progress) -> None:
         """Copy the tensors of a checkpoint; the rest is done in the background."""
@@ -149,8 +72,10 @@ class CheckpointWriter:
         self.writer.begin(step, holder.pieces())
         for rank in peers:
             self._from(rank, Kind.COPIED, version)
-        self.committer.begin(progress, present, start)
-        self._step = step
+        self._preparing = Preparing(step=step, owed=present, shards={})
+        self._facts = self.facts(progress)
+        self._since = time.perf_counter()
+        self._seconds = self._since - start
 
     def poll(self) -> Saved | None:
         """The checkpoint under way if it has become valid; does not wait.
@@ -170,30 +95,52 @@ class CheckpointWriter:
 
     def amend(self, progress: Progress) -> None:
         """Update the facts of this step's checkpoint, which is valid."""
-        self.committer.amend(progress)
+        amend(self.writer.root, progress.step, self.facts(progress), self.retention)
 
     def _round(self, wait_seconds: float) -> Saved | None:
-        step, messenger = self._step, self.holder.messenger
-        assert step is not None
-        for rank in self.committer.owed:
+        """Collect the shards that are written; commit the checkpoint once all of them are."""
+        preparing, messenger = self._preparing, self.holder.messenger
+        assert preparing is not None
+        for rank in preparing.owed:
             if self._is_lost(rank):
-                self.committer.lose(rank)
-        peers = [rank for rank in self.committer.owed if rank != messenger.rank]
+                preparing = preparing.without(rank)  # its residuals are not saved
+        peers = [rank for rank in preparing.owed if rank != messenger.rank]
         for rank in peers:
-            messenger.send(rank, Kind.SHARD, step, {"wait_seconds": wait_seconds})
-        shard = self.writer.take(wait_seconds)
-        if shard is not None:
-            self.committer.take(messenger.rank, shard)
+            messenger.send(rank, Kind.SHARD, preparing.step, {"wait_seconds": wait_seconds})
+        if (shard := self.writer.take(wait_seconds)) is not None:
+            preparing = preparing.took(messenger.rank, shard)
         for rank in peers:
-            values = self._from(rank, Kind.SHARD, step)
+            values = self._from(rank, Kind.SHARD, preparing.step)
             if values is None:
-                self.committer.lose(rank)
+                preparing = preparing.without(rank)
             elif values["shard"] is not None:
-                self.committer.take(rank, Shard(**values["shard"]))
-        saved = self.committer.poll(wait_seconds)
-        if saved is not None:
-            self._step = None
-        return saved
+                preparing = preparing.took(rank, Shard(**values["shard"]))
+        self._preparing = preparing
+        return self._committed(preparing, wait_seconds) if preparing.is_prepared else None
+
+    def _committed(self, prepared: Preparing, wait_seconds: float) -> Saved | None:
+        """Commit a checkpoint in a thread; returns it once it is valid."""
+        root, attempt, facts = self.writer.root, self.writer.attempt, self._facts
+        if self._commit is None:
+            self._commit = in_background(
+                lambda: commit(root, attempt, prepared, facts, self.retention)
+            )
+        try:
+            result = outcome(self._commit, wait_seconds)
+        except ResourceError as error:
+            rank = self.holder.messenger.rank
+            raise ResourceError(f"{self.names[rank]} (rank {rank}): {error}") from error
+        if result is None:
+            return None
+        self._preparing = self._commit = None
+        folder, num_bytes = result
+        return Saved(
+            step=prepared.step,
+            folder=folder,
+            num_bytes=num_bytes,
+            seconds=self._seconds,
+            background_seconds=time.perf_counter() - self._since,
+        )
 
     def _from(self, rank: int, kind: Kind, number: int) -> dict[str, Any] | None:
         """Receive a rank's answer; None if the rank is lost."""

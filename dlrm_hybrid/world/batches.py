@@ -13,6 +13,8 @@ from typing import Any, cast, final
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.bags import Bags, jagged, lengths_of, require_offsets, table_offsets
@@ -283,3 +285,26 @@ def _bags(value: Any, names: Sequence[str]) -> Bags[Int64s]:
 
 def _shape(array: npt.NDArray[Any]) -> str:
     return f"({', '.join(map(str, array.shape))}{',' if array.ndim == 1 else ''})"
+
+
+def tensors_of_batch(batch: Batch) -> dict[str, Tensor]:
+    """Convert a batch to tensors by name, for an order to a worker."""
+    offsets = {} if batch.bags.offsets is None else {"offsets": batch.bags.offsets}
+    arrays = {"dense": batch.dense_BI, "ids": batch.bags.values, **offsets, "label": batch.label_B}
+    if batch.bags.weights is not None:
+        arrays["id_weights"] = batch.bags.weights
+    if batch.bags.averaged:
+        arrays["averaged"] = np.array(batch.bags.averaged, np.int64)
+    if batch.weight_B is not None:
+        arrays["weight"] = batch.weight_B
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+
+
+def batch_of(tensors: Mapping[str, Tensor], tables: int) -> Batch:
+    """Convert tensors back to the batch of `tensors_of_batch`."""
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    offsets = arrays.get("offsets")
+    averaged = tuple(arrays.get("averaged", np.empty(0, np.int64)).tolist())
+    tables, id_weights = 0 if offsets is None else tables, arrays.get("id_weights")
+    bags = Bags(arrays["ids"], offsets, tables, averaged, id_weights)
+    return Batch(arrays["dense"], bags, arrays["label"], arrays.get("weight"))

@@ -54,14 +54,7 @@ class InProcess(Backend):
     def __init__(self, settings: Settings, folder: Path, resume_from: Path | None) -> None:
         config = settings.config
         self._config = config
-        task = TrainTask(
-            run_folder=str(folder),
-            prepared="",
-            resume_from=None if resume_from is None else str(resume_from),
-            rank=0,
-            attempt=0,
-            rendezvous="",
-        )
+        task = TrainTask(run_folder=str(folder), resume_from=resume_from and str(resume_from))
         self._job = job = job_of(settings, task, ignore, StopRequest())
         build_model.keep_freed_memory()
         with _as_in_a_rank(self._config):

@@ -29,8 +29,8 @@ from dlrm_hybrid.run.request import TrainTask
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.wire.frame import Frame
 from dlrm_hybrid.world.backend import Backend, Counts, OwnOrder, added
-from dlrm_hybrid.world.orders import Tensors, tensors_of_batch
-from dlrm_hybrid.world.ranks import WorldRanks
+from dlrm_hybrid.world.batches import tensors_of_batch
+from dlrm_hybrid.world.ranks import Tensors, WorldRanks
 from dlrm_hybrid.world.settings import Settings
 
 
@@ -49,10 +49,7 @@ class Processes(Backend):
         self._meeting = Path(tempfile.mkdtemp(prefix="m", dir=folder))
         task = TrainTask(
             run_folder=str(folder),
-            prepared="",
-            resume_from=None if resume_from is None else str(resume_from),
-            rank=0,
-            attempt=0,
+            resume_from=resume_from and str(resume_from),
             rendezvous=str(self._meeting / "ranks"),
         )
         common = {

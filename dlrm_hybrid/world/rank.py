@@ -38,9 +38,9 @@ from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.follower import Act, Answer, Due, Follower, Link, Order, WorkerShards
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind, encoded_bytes
+from dlrm_hybrid.wire.frame import EVALUATION, Frame, Kind, decode, encode, encoded_bytes
 from dlrm_hybrid.world.backend import added, job_of, save, weights
-from dlrm_hybrid.world.orders import batch_of, connection_of, receive, send
+from dlrm_hybrid.world.batches import batch_of
 from dlrm_hybrid.world.settings import Settings
 
 FLOAT_BYTES = 4
@@ -69,7 +69,7 @@ def world_rank(argument: str, report: Report, stop: StopRequest) -> None:
         orders.connect(arguments["orders"])
         with (
             at_end(lambda: leave_servers(job, channel, worker.step)),
-            closing(connection_of(orders)) as connection,
+            closing(Connection(orders.detach())) as connection,
         ):
             link = _ProgramLink(job, worker, meter, answers, shards, connection)
             Follower(rank=worker, link=link, meter=meter).run()
@@ -130,11 +130,11 @@ class _ProgramLink(Link):
 
     @override
     def take(self) -> Frame:
-        return receive(self.connection)
+        return decode(self.connection.recv_bytes())
 
     @override
     def take_now(self) -> Frame | None:
-        return receive(self.connection) if self.connection.poll() else None
+        return self.take() if self.connection.poll() else None
 
     @override
     def report(self, done: int, answer: Answer) -> None:
@@ -144,7 +144,8 @@ class _ProgramLink(Link):
             "value": answer.value,
         }
         rank = self.rank.messenger.rank
-        send(self.connection, message(Kind.REPORT, rank, 0, done, values, answer.tensors))
+        report = message(Kind.REPORT, rank, 0, done, values, answer.tensors)
+        self.connection.send_bytes(encode(report))
 
     def _begin_evaluation(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
@@ -173,7 +174,8 @@ class _ProgramLink(Link):
             pieces = [piece for piece in weights(self.rank) if not piece.is_copy]
             of_servers = self.rank.server_pieces() if self.rank.leads else ()
             for piece in chain(chain.from_iterable(map(parts, pieces)), of_servers):
-                send(self.connection, piece_message(Kind.WEIGHTS, rank, 0, number, piece, {}))
+                part = piece_message(Kind.WEIGHTS, rank, 0, number, piece, {})
+                self.connection.send_bytes(encode(part))
         return Answer()
 
     def _counts(self, order: Order) -> Answer:

@@ -13,15 +13,17 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Never, final
 
-from dlrm_hybrid.parallel.messages import values_of
+from torch import Tensor
+
+from dlrm_hybrid.parallel.messages import message, values_of
 from dlrm_hybrid.process import interrupts_wait
 from dlrm_hybrid.run.rank.process import Outcome, Rank
 from dlrm_hybrid.run.supervisor import Forwarder, ensure_forkserver, run_attempts
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.types import DlrmError, ExitCode, ResourceError, RunFailedError
-from dlrm_hybrid.wire.frame import Frame, Kind
-from dlrm_hybrid.world.orders import Tensors, connection_of, order, receive, send
+from dlrm_hybrid.wire.frame import Frame, Kind, decode, encode
 
+Tensors = Mapping[str, Tensor]
 ENTRY = "dlrm_hybrid.world.rank:world_rank"
 LEAVE_SECONDS = 10.0  # longest wait for goodbyes
 NOTICE_SECONDS = 10.0  # longest wait for the supervisor's reason why a rank has ended
@@ -90,9 +92,9 @@ class WorldRanks:
         while len(self._workers) < workers:
             if self._ended in wait([self._listening, self._ended]):
                 self._fail()
-            connection = connection_of(self._listening.accept()[0])
+            connection = Connection(self._listening.accept()[0].detach())
             try:
-                hello = receive(connection)
+                hello = decode(connection.recv_bytes())
             except (EOFError, OSError):
                 self._fail()
             self._workers[hello.sender] = connection
@@ -133,7 +135,7 @@ class WorldRanks:
         self._owed = set(self._workers.values())
         for rank, connection in self._workers.items():
             try:
-                send(connection, order(do, self._number, values, tensors.get(rank, {})))
+                _send(connection, {"do": do, **values}, self._number, tensors.get(rank))
             except OSError:
                 self._fail()
 
@@ -148,7 +150,7 @@ class WorldRanks:
                     self._fail()
                 assert isinstance(source, Connection)
                 try:
-                    answer = receive(source)
+                    answer = decode(source.recv_bytes())
                 except (EOFError, OSError):
                     self._fail()
                 yield answer
@@ -186,7 +188,7 @@ class WorldRanks:
     def _end_workers(self) -> None:
         for connection in self._workers.values():
             with suppress(OSError):
-                send(connection, order("end", 0, {}, {}))
+                _send(connection, {"do": "end"})
         # A worker cut off in an answer may wait for this process to read, and take no order.
         wait([self._ended], LEAVE_SECONDS if self._workers and not self._owed else 0.0)
 
@@ -202,6 +204,16 @@ class WorldRanks:
         self._owed.clear()
         self._ended.close()
         self._listening.close()
+
+
+def _send(
+    connection: Connection,
+    order: Mapping[str, Any],
+    number: int = 0,
+    tensors: Tensors | None = None,
+) -> None:
+    """Send a worker an order; raises OSError if the other end is closed."""
+    connection.send_bytes(encode(message(Kind.DECISION, 0, 0, number, order, tensors)))
 
 
 def _pipe() -> tuple[Connection, Connection]:

@@ -13,8 +13,7 @@ from torchrec import KeyedJaggedTensor
 from dlrm_hybrid.bags import Bags, lengths_of
 from dlrm_hybrid.model.spec import ModelSpec
 from dlrm_hybrid.types import DataError
-from dlrm_hybrid.world.batches import KEYS, Columns
-from dlrm_hybrid.world.orders import batch_of, tensors_of_batch
+from dlrm_hybrid.world.batches import KEYS, Columns, batch_of, tensors_of_batch
 
 SPEC = ModelSpec(embedding_dim=2, bottom=(3, 2), top=(1,), table_rows=(5, 7))
 COLUMNS = Columns(SPEC, batch_size=4)

@@ -289,7 +289,7 @@ def _announce(
         values=request.values,
         overrides=request.overrides,
         run_folder=str(request.folder),
-        resume_from=None if resume_from is None else str(resume_from.absolute()),
+        resume_from=resume_from and str(resume_from.absolute()),
         attempt=max(launch.restarts, run_folder.attempts(request.folder)),
         rows=open_shards(rows, build.semantics(request.config)).manifest.identity,
     )

@@ -29,7 +29,7 @@ from dlrm_hybrid.train.driver import Driver
 from dlrm_hybrid.train.engine import Engine, Holder
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.recorder import Recorder
-from dlrm_hybrid.train.saver import CheckpointWriter, Committer
+from dlrm_hybrid.train.saver import CheckpointWriter
 from dlrm_hybrid.types import Group
 
 
@@ -56,18 +56,12 @@ def train_to_the_end(job: Job, engine: Engine, meter: RankMeter) -> None:
 
 def checkpoint_writer(job: Job, holder: Holder) -> CheckpointWriter:
     """Make the writer of the run's checkpoints."""
-    config, task = job.config, job.task
     return CheckpointWriter(
         holder=holder,
         names=job.names,
-        committer=Committer(
-            root=job.checkpoints,
-            attempt=task.attempt,
-            retention=build.retention(config),
-            title=f"{job.names[task.rank]} (rank {task.rank})",
-            facts=lambda progress: checkpoint_facts(progress, job.values, job.prepared),
-        ),
         writer=job.make_writer(),
+        retention=build.retention(job.config),
+        facts=lambda progress: checkpoint_facts(progress, job.values, job.prepared),
     )
 
 
