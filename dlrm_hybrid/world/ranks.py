@@ -206,14 +206,9 @@ class WorldRanks:
         self._listening.close()
 
 
-def _send(
-    connection: Connection,
-    order: Mapping[str, Any],
-    number: int = 0,
-    tensors: Tensors | None = None,
-) -> None:
+def _send(to: Connection, order: Any, number: int = 0, tensors: Tensors | None = None) -> None:
     """Send a worker an order; raises OSError if the other end is closed."""
-    connection.send_bytes(encode(message(Kind.DECISION, 0, 0, number, order, tensors)))
+    to.send_bytes(encode(message(Kind.DECISION, 0, 0, number, order, tensors)))
 
 
 def _pipe() -> tuple[Connection, Connection]:

@@ -1,12 +1,12 @@
 """Table orders: when a table server answers lookups and applies updates; no tensors.
 
-An order owns a state machine that maps each message to actions.
+An order is a state machine that maps each message to actions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, Self, final
 
 from typing_extensions import override
 
@@ -69,8 +69,15 @@ class Apply:
 TableAction = SendRows | Resend | Apply
 
 
-class TableState(Protocol):
-    """A table server's immutable state of the trainers' messages."""
+class TableOrder(Protocol):
+    """Decides which version of the tables answers a lookup, and when the next one is made.
+
+    It is a table server's immutable state of the trainers' messages.
+    """
+
+    def begin(self, trainers: int, version: Version) -> Self:
+        """The initial state of tables at this version, with nothing under way."""
+        ...
 
     @property
     def version(self) -> Version:
@@ -81,7 +88,7 @@ class TableState(Protocol):
         """The version that a checkpoint of this step holds."""
         ...
 
-    def on_question(self, question: Question) -> tuple[TableState, tuple[TableAction, ...]]:
+    def on_question(self, question: Question) -> tuple[Self, tuple[TableAction, ...]]:
         """The state after a question, and the actions to take.
 
         Raises:
@@ -89,7 +96,7 @@ class TableState(Protocol):
         """
         ...
 
-    def on_update(self, update: BatchOf) -> tuple[TableState, tuple[TableAction, ...]]:
+    def on_update(self, update: BatchOf) -> tuple[Self, tuple[TableAction, ...]]:
         """The state after an update, and the actions to take in order: at most one `Apply`.
 
         Raises:
@@ -98,18 +105,17 @@ class TableState(Protocol):
         ...
 
 
-class TableOrder(Protocol):
-    """Decides which version of the tables answers a lookup, and when the next one is made."""
-
-    def begin(self, trainers: int, version: Version) -> TableState:
-        """The initial state of tables at this version, with nothing under way."""
-        ...
-
-
 @final
 @dataclass(frozen=True, slots=True)
-class TableVersions(TableState):
-    """A table server's immutable state of the trainers' messages.
+class BatchOrder(TableOrder):
+    """Order by batch: each version is made of one batch of every trainer.
+
+    Version n + 1 is made of the updates of batch n from all trainers, summed in trainer order. Rows
+    of batch n are those of version max(first, n - staleness). So results do not depend on when
+    messages come, and a message that comes twice changes nothing.
+
+    A trainer asks for the rows of batch n + staleness before it sends its update of batch n, so
+    every lookup that needs a version is known when the next one is made.
 
     Attributes:
         staleness: how many batches a lookup may be ahead of the updates it sees.
@@ -120,10 +126,20 @@ class TableVersions(TableState):
     """
 
     staleness: int
-    first: Version
-    updated: tuple[int, ...]
+    first: Version = Version(0)
+    updated: tuple[int, ...] = ()
     waiting: tuple[Question, ...] = ()
     answered: frozenset[BatchOf] = frozenset()
+
+    @override
+    def begin(self, trainers: int, version: Version) -> Self:
+        return replace(
+            self,
+            first=version,
+            updated=(version,) * trainers,
+            waiting=(),
+            answered=frozenset(),
+        )
 
     @property
     @override
@@ -141,7 +157,7 @@ class TableVersions(TableState):
         return Version(max(self.first, question.batch - self.staleness))
 
     @override
-    def on_question(self, question: Question) -> tuple[TableVersions, tuple[TableAction, ...]]:
+    def on_question(self, question: Question) -> tuple[Self, tuple[TableAction, ...]]:
         if isinstance(question, BatchOf):
             done = self.updated[question.trainer]
             if question.batch < done:
@@ -166,7 +182,7 @@ class TableVersions(TableState):
         return self._answering((question,)), (SendRows((question,)),)
 
     @override
-    def on_update(self, update: BatchOf) -> tuple[TableVersions, tuple[TableAction, ...]]:
+    def on_update(self, update: BatchOf) -> tuple[Self, tuple[TableAction, ...]]:
         due = self.updated[update.trainer]
         if update.batch < due:
             return self, ()
@@ -187,32 +203,9 @@ class TableVersions(TableState):
         applied = Apply(updates, number)
         return after, (applied, SendRows(ready)) if ready else (applied,)
 
-    def _answering(self, questions: tuple[Question, ...]) -> TableVersions:
+    def _answering(self, questions: tuple[Question, ...]) -> Self:
         lookups = {question for question in questions if isinstance(question, BatchOf)}
         return replace(self, answered=self.answered | lookups)
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class BatchOrder(TableOrder):
-    """Order by batch: each version is made of one batch of every trainer.
-
-    Version n + 1 is made of the updates of batch n from all trainers, summed in trainer order. Rows
-    of batch n are those of version max(first, n - staleness). So results do not depend on when
-    messages come, and a message that comes twice changes nothing.
-
-    A trainer asks for the rows of batch n + staleness before it sends its update of batch n, so
-    every lookup that needs a version is known when the next one is made.
-
-    Attributes:
-        staleness: how many batches a lookup may be ahead of the updates it sees.
-    """
-
-    staleness: int
-
-    @override
-    def begin(self, trainers: int, version: Version) -> TableVersions:
-        return TableVersions(self.staleness, version, (version,) * trainers)
 
 
 class Due(NamedTuple):
@@ -224,22 +217,30 @@ class Due(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class TableArrivals(TableState):
-    """A table server's immutable state, where trainers do not wait for each other.
+class ArrivalOrder(TableOrder):
+    """Order of arrival, where trainers do not wait for each other.
+
+    Lookups see the newest rows, and each update is applied at once. The version is the number of
+    updates applied since the run began; as many as there are trainers are a step of the schedule.
+    So results depend on the order in which messages come, and on nothing else.
 
     A trainer counts its own batches, of which each of its threads has every H-th, and is in order
     by itself. The first lookup of a thread says where it begins, as does a lookup that leaves a
     gap: its trainer was lost and has rejoined.
 
     Attributes:
+        threads: H, number per trainer.
         applied: updates since the run began.
         due: turns per thread, trainer after trainer; None before the first lookup.
-        threads: H, number per trainer.
     """
 
-    applied: int
-    due: tuple[Due | None, ...]
     threads: int = 1
+    applied: int = 0
+    due: tuple[Due | None, ...] = ()
+
+    @override
+    def begin(self, trainers: int, version: Version) -> Self:
+        return replace(self, applied=version, due=(None,) * (trainers * self.threads))
 
     @property
     @override
@@ -251,7 +252,7 @@ class TableArrivals(TableState):
         return Version(step * self._trainers)
 
     @override
-    def on_question(self, question: Question) -> tuple[TableArrivals, tuple[TableAction, ...]]:
+    def on_question(self, question: Question) -> tuple[Self, tuple[TableAction, ...]]:
         answer = SendRows((question,), is_kept=False)
         if isinstance(question, PredictionOf):
             return self, (answer,)
@@ -266,7 +267,7 @@ class TableArrivals(TableState):
         return self._with(thread, Due(due.begin, turn + 1)), (answer,)
 
     @override
-    def on_update(self, update: BatchOf) -> tuple[TableArrivals, tuple[TableAction, ...]]:
+    def on_update(self, update: BatchOf) -> tuple[Self, tuple[TableAction, ...]]:
         thread, turn = self._turn(update)
         due = self.due[thread]
         if due is not None and turn < due.begin:
@@ -291,25 +292,5 @@ class TableArrivals(TableState):
         turn, thread = divmod(of.batch, self.threads)
         return of.trainer * self.threads + thread, turn
 
-    def _with(self, thread: int, due: Due) -> TableArrivals:
+    def _with(self, thread: int, due: Due) -> Self:
         return replace(self, due=(*self.due[:thread], due, *self.due[thread + 1 :]))
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class ArrivalOrder(TableOrder):
-    """Order of arrival; as many updates as there are trainers are a step of the schedule.
-
-    Lookups see the newest rows, and each update is applied at once. The version is the number of
-    updates applied since the run began. So results depend on the order in which messages come, and
-    on nothing else.
-
-    Attributes:
-        threads: number per trainer.
-    """
-
-    threads: int = 1
-
-    @override
-    def begin(self, trainers: int, version: Version) -> TableArrivals:
-        return TableArrivals(version, (None,) * (trainers * self.threads), self.threads)

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from dlrm_hybrid.arrays import Bools, Int64s
+from dlrm_hybrid.arrays import Bools
 from dlrm_hybrid.bags import Bags, joined
 from dlrm_hybrid.comm.group import split
 from dlrm_hybrid.compress.embedding.ends import Held, Remembered, RowFormats, TrainerEnd
@@ -22,6 +22,7 @@ from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.model.embeddings import (
     DistinctIds,
     DistinctRows,
+    Embeddings,
     distinct_ids,
     tensor_bags,
 )
@@ -30,7 +31,6 @@ from dlrm_hybrid.model.sharding import Cast
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.parallel.effects import GroupCall, Program
 from dlrm_hybrid.parallel.tables.base import Tables, mean_part
-from dlrm_hybrid.parallel.tables.local import EmbeddingTables
 from dlrm_hybrid.telemetry.spans import Span, SpanClock
 from dlrm_hybrid.types import BatchNumber
 
@@ -50,30 +50,6 @@ class UpdateRequest(NamedTuple):
     gradient_BFD: Tensor
 
 
-class LookedUp(Protocol):
-    """The rows looked up for all trainers, which wait for their gradients."""
-
-    def rows(self) -> list[Tensor]:
-        """Pooled rows of each trainer, detached."""
-        ...
-
-    def update(self, gradients: Sequence[Tensor]) -> None:
-        """Update the rows by each trainer's share of the gradient of the mean loss."""
-        ...
-
-
-class JointLookup(Protocol):
-    """One way to look up the ids of all trainers together."""
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the rows of the next lookups."""
-        ...
-
-    def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
-        """Look up the ids of each trainer."""
-        ...
-
-
 @final
 class JointTables:
     """Looks up and updates for all trainers at once, in trainer order.
@@ -83,10 +59,10 @@ class JointTables:
         clock: measures the time of lookups and updates.
     """
 
-    def __init__(self, look_up: JointLookup, clock: SpanClock) -> None:
+    def __init__(self, look_up: AllIds | EachIdOnce, clock: SpanClock) -> None:
         self._look_up = look_up
         self._looking_up = clock.within(Span.EMBEDDING)
-        self._batches: dict[BatchNumber, LookedUp] = {}
+        self._batches: dict[BatchNumber, _AllRows | _RoundedRows] = {}
 
     def lookup(self, requests: Sequence[LookupRequest]) -> list[Tensor]:
         """Pooled rows of each trainer, detached."""
@@ -143,7 +119,7 @@ class SharedTables(Tables):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class AllIds(JointLookup):
+class AllIds:
     """Looks up every id of every trainer.
 
     Attributes:
@@ -151,15 +127,15 @@ class AllIds(JointLookup):
         wire: casts of rows, and of gradients, between processes.
     """
 
-    embeddings: EmbeddingTables
+    embeddings: Embeddings
     wire: tuple[Cast, Cast]
 
-    @override
     def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the rows of the next lookups."""
         self.embeddings.set_lr(lr)
 
-    @override
-    def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
+    def __call__(self, bags: Sequence[Bags[Tensor]]) -> _AllRows:
+        """Look up the ids of each trainer; the rows wait for their gradients."""
         all_bags = joined([part.map(Tensor.numpy) for part in bags])
         pooled_BFD = self.embeddings(tensor_bags(all_bags))
         return _AllRows(pooled_BFD, [part.rows for part in bags], self.wire)
@@ -167,38 +143,24 @@ class AllIds(JointLookup):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _AllRows(LookedUp):
+class _AllRows:
     """Rows of all trainers, concatenated."""
 
     pooled_BFD: Tensor
     sizes: Sequence[int]
     wire: tuple[Cast, Cast]
 
-    @override
     def rows(self) -> list[Tensor]:
         pooled_BFD = self.wire[0].rounded(self.pooled_BFD.detach())
         return [part.clone() for part in split(pooled_BFD, self.sizes)]
 
-    @override
     def update(self, gradients: Sequence[Tensor]) -> None:
         self.pooled_BFD.backward(torch.cat(list(map(self.wire[1].rounded, gradients))))
 
 
-class RowTables(Protocol):
-    """Tables of this process, looked up row by row: `model.Embeddings`."""
-
-    def look_up_distinct(self, ids_K: Int64s, counts_TF: Int64s) -> DistinctRows:
-        """Look up ids that come trainer after trainer, table after table."""
-        ...
-
-    def set_lr(self, lr: float) -> None:
-        """Set the learning rate of the rows of the next lookups."""
-        ...
-
-
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class EachIdOnce(JointLookup):
+class EachIdOnce:
     """Looks up each id of a trainer once, and sums its gradients before they would travel.
 
     Attributes:
@@ -207,14 +169,14 @@ class EachIdOnce(JointLookup):
         learns_F: whether the rows of each table change.
     """
 
-    embeddings: RowTables
+    embeddings: Embeddings
     ends: Sequence[TrainerEnd]
     exact: TrainerEnd
     learns_F: Bools
 
     @classmethod
     def of(
-        cls, embeddings: RowTables, spec: ModelShape, formats: RowFormats, trainers: int
+        cls, embeddings: Embeddings, spec: ModelShape, formats: RowFormats, trainers: int
     ) -> EachIdOnce:
         """Make it for so many trainers."""
         tables = len(spec.table_rows)
@@ -223,12 +185,12 @@ class EachIdOnce(JointLookup):
         exact = formats.exact.trainer(0, [held])
         return cls(embeddings, ends, exact, learning(spec.frozen, tables))
 
-    @override
     def set_lr(self, lr: float) -> None:
+        """Set the learning rate of the rows of the next lookups."""
         self.embeddings.set_lr(lr)
 
-    @override
-    def __call__(self, bags: Sequence[Bags[Tensor]]) -> LookedUp:
+    def __call__(self, bags: Sequence[Bags[Tensor]]) -> _RoundedRows:
+        """Look up the ids of each trainer; the rows wait for their gradients."""
         order_F = np.arange(bags[0].tables)
         distinct = [distinct_ids(part, order_F) for part in bags]
         counts_TF = np.stack([ids.counts_F for ids in distinct])
@@ -242,14 +204,13 @@ class EachIdOnce(JointLookup):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class _RoundedRows(LookedUp):
+class _RoundedRows:
     """Rows of the distinct ids of each trainer, concatenated, as each of them has them."""
 
     parts: Sequence[tuple[DistinctIds, Rows, TrainerEnd]]
     looked_up: DistinctRows
     learns_F: Bools
 
-    @override
     def rows(self) -> list[Tensor]:
         values = split(self.looked_up.rows_KD, [len(rows.ids_K) for _, rows, _ in self.parts])
         return [
@@ -257,7 +218,6 @@ class _RoundedRows(LookedUp):
             for (ids, rows, end), part_KD in zip(self.parts, values, strict=True)
         ]
 
-    @override
     def update(self, gradients: Sequence[Tensor]) -> None:
         sums: list[Tensor] = []
         for (ids, rows, end), gradient_BFD in zip(self.parts, gradients, strict=True):

@@ -81,7 +81,7 @@ class TableServer:
         self._rank = topology.table_server(index)
         self._rows = rows
         self._rows_F = np.array(rows.rows_F, np.int64)
-        self._order, self._schedule, self._attempt = order, schedule, attempt
+        self._state, self._schedule, self._attempt = order, schedule, attempt
         self.held = held_by(index, rows.rows_F, rows.widths)
         self._index, self._format = index, formats.training
         self._ends = [self._make_end(trainer) for trainer in range(topology.trainers)]
@@ -119,7 +119,7 @@ class TableServer:
             head = f"{LOOKUPS_PREFIX}{trainer}.ahead.{self._index}."
             for rows, read in flights_of(values, head, self.held):
                 end.sent(rows, read)
-        self._state = self._order.begin(self._topology.trainers, version)
+        self._state = self._state.begin(self._topology.trainers, version)
         for table in (self._asked, self._sent, self._gradients):
             table.clear()
 

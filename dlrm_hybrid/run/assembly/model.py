@@ -13,10 +13,6 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.activation.methods import BoundaryContext, Dct, Dense
 from dlrm_hybrid.compress.embedding.ends import RowFormats
 from dlrm_hybrid.compress.embedding.memory import LevelOptions
-from dlrm_hybrid.compress.gradient.collective import Op
-from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.context import StageContext
-from dlrm_hybrid.compress.gradient.layout import Layout
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Loader, ReadAhead
@@ -29,7 +25,6 @@ from dlrm_hybrid.model.optimizer import LrSchedule, StalenessWarmup
 from dlrm_hybrid.model.placement import HOST, Placement, set_matrix_products
 from dlrm_hybrid.model.row_storage import IN_MEMORY, InFiles, RowStorage
 from dlrm_hybrid.model.spec import ModelShape, Partition, StagePart, microbatch_rows
-from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import draw_embeddings
 from dlrm_hybrid.run.assembly.build import base
 from dlrm_hybrid.telemetry.histogram import IdSample
@@ -93,13 +88,6 @@ def row_storage(config: Config, run_folder: Path) -> RowStorage:
     if config.embedding.storage == "memory":
         return IN_MEMORY
     return InFiles(run_folder if config.embedding.folder is None else Path(config.embedding.folder))
-
-
-def table_rows(config: Config, shape: ModelShape, server: int, storage: RowStorage) -> TableRows:
-    """Make the rows of one table server, with their initial values."""
-    rows = TableRows(shape, config.embedding, server, config.parallel.table_servers, storage)
-    rows.draw(config.train.seed, config.embedding.init)
-    return rows
 
 
 def embedding_schedule(config: Config, steps: int, lowered: Sequence[int] = ()) -> LrSchedule:
@@ -248,46 +236,6 @@ def patience(config: Config) -> Patience | None:
         lowers_after=optimizer.plateau_patience if optimizer.schedule == "plateau" else None,
         min_delta=train.min_delta,
     )
-
-
-def compressor(
-    config: Config,
-    layout: Layout,
-    *,
-    trainer: int,
-    stage: int,
-    model_elements: int,
-    last_layer: str,
-    steps: int,
-    lowered: Sequence[int] = (),
-) -> Compressor:
-    """The compressor of a worker's gradients.
-
-    Args:
-        config: configuration of the run.
-        layout: layout of the dense tensors of the worker's stage.
-        trainer: number of the worker's trainer.
-        stage: stage of the worker.
-        model_elements: number in all dense tensors of the model.
-        last_layer: name of the model's last layer.
-        steps: number in the whole run.
-        lowered: see `Optimizer.rates`.
-    """
-    context = StageContext(
-        layout=layout,
-        trainer=trainer,
-        trainers=config.parallel.trainers,
-        model_elements=model_elements,
-        last_layer=last_layer,
-        lr=dense_schedule(config, steps, stage, lowered).lr,
-        seed=config.train.seed,
-    )
-    return config.gradient.build(context)
-
-
-def rounds(config: Config) -> tuple[Op, ...]:
-    """The rounds of the compressor, which servers must know too."""
-    return tuple(Op(name) for name in config.gradient.rounds())
 
 
 def activations(config: Config, part: StagePart) -> dict[int, ActivationCodec]:

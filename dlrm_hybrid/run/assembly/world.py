@@ -6,7 +6,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, final
 
 import torch
@@ -21,6 +20,8 @@ from dlrm_hybrid.comm.netem.plan import NETWORK as EMULATED_NETWORK
 from dlrm_hybrid.comm.rendezvous import own_address
 from dlrm_hybrid.comm.zmq.channel import ALL_STAY, Membership
 from dlrm_hybrid.compress.device.feedback import DeviceFeedback, can_move
+from dlrm_hybrid.compress.gradient.collective import Op
+from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
 from dlrm_hybrid.config.rules import server_leads
@@ -33,6 +34,7 @@ from dlrm_hybrid.model.optimizer import Constant
 from dlrm_hybrid.model.placement import HOST, Placement, cuda_devices
 from dlrm_hybrid.model.row_storage import RowStorage
 from dlrm_hybrid.model.spec import ModelShape, Partition
+from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tables import Served
 from dlrm_hybrid.model.tensors import Piece, full_pieces
 from dlrm_hybrid.parallel.boundaries import Boundaries
@@ -191,27 +193,28 @@ def optimizer_config(layout: Layout, stage: int) -> OptimizerConfig:
 
 def compression(layout: Layout, rank: int) -> Compression:
     """Build the compressors of the worker with this rank."""
-    trainer, stage = divmod(rank, layout.topology.stages)
+    config, topology = layout.config, layout.topology
+    trainer, stage = divmod(rank, topology.stages)
     gradients = None
-    if layout.topology.servers or layout.topology.trainers > 1:
+    if topology.servers or topology.trainers > 1:
         specs = [
             Spec(tensor.id, tensor.name, tensor.shape)
             for tensor in layout.tensors
             if tensor.stage == stage
         ]
-        gradients = gradient_codec = build_model.compressor(
-            layout.config,
-            FlatLayout(specs),
+        context = StageContext(
+            layout=FlatLayout(specs),
             trainer=trainer,
-            stage=stage,
-            model_elements=sum(prod(tensor.shape) for tensor in layout.tensors),
+            trainers=topology.trainers,
+            model_elements=sum(tensor.count for tensor in layout.tensors),
             last_layer=layout.spec.last_layer,
-            steps=layout.steps,
-            lowered=layout.lowered,
+            lr=build_model.dense_schedule(config, layout.steps, stage, layout.lowered).lr,
+            seed=config.train.seed,
         )
+        gradients = gradient_codec = config.gradient.build(context)
         if layout.placement.is_apart and can_move(gradient_codec):
             gradients = DeviceFeedback(gradient_codec, [layout.placement.device] * len(specs))
-    activations = build_model.activations(layout.config, layout.partition.stages[stage])
+    activations = build_model.activations(config, layout.partition.stages[stage])
     return Compression(trainer=trainer, gradients=gradients, activations=activations)
 
 
@@ -365,12 +368,14 @@ def server_options(layout: Layout) -> ServerOptions:
 
 def table_server(layout: Layout, index: int, storage: RowStorage) -> TableServer:
     """Build a table server with the initial values of its rows."""
-    config = layout.config
-    order = BatchOrder(config.embedding.staleness)
+    config, keys = layout.config, layout.config.embedding
+    rows = TableRows(layout.spec, keys, index, config.parallel.table_servers, storage)
+    rows.draw(config.train.seed, keys.init)
+    order = BatchOrder(keys.staleness)
     return TableServer(
         layout.topology,
         index,
-        build_model.table_rows(config, layout.spec, index, storage),
+        rows,
         order=ArrivalOrder(config.parallel.threads) if server_leads(config) else order,
         formats=build_model.formats_of(config, layout.spec),
         schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
@@ -392,7 +397,7 @@ def served_tables(layout: Layout, rank: int, send: Send) -> Tables:
 
 def collectives(layout: Layout, index: int) -> Handle | None:
     """The handler of contributions on a server; None if the method has no rounds."""
-    ops = build_model.rounds(layout.config)
+    ops = tuple(Op(name) for name in layout.config.gradient.rounds())
     if not ops:
         return None
     return CollectiveServer(layout.topology, index, layout.tensors, ops, layout.attempt).handle
