@@ -88,12 +88,8 @@ class Mailbox:
             UnexpectedFrameError: a frame of another attempt, a second one, or one too many arrived.
             PeerLostError: from the channel.
         """
-        until = time.monotonic() + deadline_seconds
-        while (frame := self.pop(request)) is None:
-            try:
-                self._take_in(max(0.0, until - time.monotonic()))
-            except DeadlineError:
-                raise self.late(request, deadline_seconds) from None
+        frame = self.take_unless(request, lambda: False, deadline_seconds)
+        assert frame is not None
         return frame
 
     def late(self, request: Receive, deadline_seconds: float) -> DeadlineError:
@@ -135,14 +131,13 @@ class Mailbox:
         Raises:
             DlrmError: as `take`, and what `answer` raises.
         """
-        key = key_of(request)
         until = time.monotonic() + deadline_seconds
-        while not (key in self._frames or is_off()):
+        while (frame := self.pop(request)) is None and not is_off():
             try:
                 self._take_in(max(0.0, until - time.monotonic()))
             except DeadlineError:
                 raise self.late(request, deadline_seconds) from None
-        return self._frames.pop(key, None)
+        return frame
 
     def forget(self, sender: int) -> None:
         """Drop the frames kept from a rank that has left."""

@@ -26,8 +26,7 @@ from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.run.rank.facts import Source
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.training import train_to_the_end
-from dlrm_hybrid.run.rank.vectors import begin_with_vectors
+from dlrm_hybrid.run.rank.training import begin_with_vectors, train_to_the_end
 from dlrm_hybrid.telemetry.events import Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span

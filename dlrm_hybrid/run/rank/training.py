@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from dlrm_hybrid.checkpoint.commit import clean
 from dlrm_hybrid.config.identity import flat
 from dlrm_hybrid.config.rules import server_leads
-from dlrm_hybrid.model.tensors import in_groups
+from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.folder import write_whole
 from dlrm_hybrid.run.rank.facts import Source, checkpoint_facts
 from dlrm_hybrid.run.rank.job import Job
-from dlrm_hybrid.run.rank.vectors import begin_with_vectors
+from dlrm_hybrid.run.rank.process import Report
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event, Kind
 from dlrm_hybrid.telemetry.rank_meter import RankMeter
@@ -81,6 +83,31 @@ def resume(job: Job, holder: Holder, source: Source | None) -> Progress:
     saved.fill(in_groups(pieces, Group.EMBEDDINGS))  # before batches in flight look up rows
     holder.restart(progress, values)
     return progress
+
+
+def begin_with_vectors(job: Job, pieces: Iterable[Piece]) -> None:
+    """Begin the rows held in this process with the vectors of their categories, if any have such.
+
+    Args:
+        job: job of the process.
+        pieces: the pieces that it holds.
+
+    Raises:
+        DataError: the vectors beside the prepared rows are damaged.
+    """
+    held, shards, spec = [*pieces], job.prepared, job.layout.spec
+    if shards is None:
+        return
+    for vectors in shards.manifest.vectors:
+        name = f"{spec.table_names[spec.columns[vectors.column]]}.weight"
+        found = [piece for piece in held if piece.name == name]
+        for ids_K, values_KD in shards.vectors(vectors) if found else ():
+            for piece in found:
+                rows_K, off_K = divmod(ids_K - piece.begin[0], piece.every)
+                here_K = (off_K == 0) & (rows_K >= 0) & (rows_K < len(piece.view))
+                columns = slice(piece.begin[1], piece.begin[1] + piece.view.shape[1])
+                values = torch.from_numpy(values_KD[here_K, columns]).to(piece.view.device)
+                piece.view[torch.from_numpy(rows_K[here_K]).long()] = values
 
 
 @contextmanager
