@@ -23,8 +23,8 @@ from dlrm_hybrid.model.placement import HOST, Placement
 from dlrm_hybrid.parallel.topology import Topology, WorkerRole
 from dlrm_hybrid.run.assembly import world
 from dlrm_hybrid.run.rank.main import train_rank
-from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 ENTRY = "world_faults:struck_world_rank"
@@ -165,14 +165,14 @@ def _returned(folder: Path) -> int:
 
 
 def _evaluation(fault: Fault, folder: Path) -> None:
-    predict = WorldEvaluation.predict
+    predict = WorkerRank.predict
 
-    def strike_then_predict(evaluation: WorldEvaluation, number: int, *rest: object) -> object:
+    def strike_then_predict(evaluation: WorkerRank, number: int, *rest: object) -> object:
         if number == fault.step and fault in planned(folder):
             _strike(fault, folder)
         return predict(evaluation, number, *rest)
 
-    WorldEvaluation.predict = strike_then_predict
+    WorkerRank.predict = strike_then_predict
 
 
 def _strike(fault: Fault, folder: Path) -> None:

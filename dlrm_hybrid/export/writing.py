@@ -245,7 +245,7 @@ def _job(request: Request, path: Path, display: Display) -> _Job:
     shards, config = None, source.config
     if source.names_rows or trained_on_are_here(source):
         evaluation = prepare_evaluation(source, display, Command("export", request.overrides))
-        shards, config = evaluation.shards, evaluation.config
+        shards, config = evaluation.shards, evaluation.source.config
     preprocessing = saved_preprocessing(source.checkpoint, source.facts)
     return _Job(source.checkpoint, source.facts, config, preprocessing, shards)
 

@@ -73,25 +73,17 @@ class Evaluation:
     """A checkpoint and the rows to score it on, checked against each other.
 
     Attributes:
-        checkpoint: its folder.
-        facts: its manifest's values.
-        values: its configuration, with the command line's keys of rows and evaluation.
-        config: the same, typed.
-        rows: the folder of prepared rows.
+        source: the checkpoint, with the configuration of these rows.
         shards: the prepared rows.
     """
 
-    checkpoint: Path
-    facts: Mapping[str, Any]
-    values: Mapping[str, Any]
-    config: Config
-    rows: Path
+    source: Source
     shards: Shards
 
     @property
     def trained_on(self) -> bool:
         """Whether the checkpoint was trained on these rows."""
-        return self.facts["rows"] == self.shards.manifest.identity
+        return self.source.facts["rows"] == self.shards.manifest.identity
 
 
 def open_source(request: Request, path: Path) -> Source:
@@ -158,7 +150,7 @@ def prepare_evaluation(source: Source, display: Display, command: Command) -> Ev
     values = {**values, "data": {**values["data"], **options, "prepared": str(rows)}}
     config = validate(values)
     shards = open_shards(rows, build.semantics(config))
-    evaluation = Evaluation(checkpoint, source.facts, values, config, rows, shards)
+    evaluation = Evaluation(replace(source, values=values, config=config), shards)
     if not evaluation.trained_on and not ("data.prepared" in keys or _describes_rows(keys)):
         override = shlex.quote(override_text("data.prepared", str(rows)))
         raise DataError(
@@ -283,10 +275,10 @@ def score(evaluation: Evaluation, report: Callable[[Event], None]) -> Event:
         RunFailedError: the process failed.
     """
     task = EvaluateTask(
-        checkpoint=str(evaluation.checkpoint),
-        prepared=str(evaluation.rows),
+        checkpoint=str(evaluation.source.checkpoint),
+        prepared=str(evaluation.shards.folder),
         rows=evaluation.shards.manifest.identity,
-        values=evaluation.values,
+        values=evaluation.source.values,
     )
     events: list[Event] = []
 

@@ -98,7 +98,7 @@ class LockstepLeader(Engine):
     @override
     def evaluate(self, part: ScoredPart, stop: StopRequest, show: Show) -> BinaryScores:
         rank, trainers = self.own, range(self.own.topology.trainers)
-        rows = len(rank.evaluation.rows[part].rows)
+        rows = len(rank.rows[part].rows)
 
         def meet(number: int, done_rows: int) -> None:
             show(done_rows, rows)
@@ -106,7 +106,7 @@ class LockstepLeader(Engine):
                 self._stop_together(number, stop)
 
         self._order("evaluate", part=part.value, trainers=[*trainers])
-        scores = rank.evaluation.scores(part, rank.leader, rank.masters(trainers), trainers, meet)
+        scores = rank.scores(part, trainers, meet)
         assert scores is not None, "the leader has them"
         return scores
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.dense.client import ServerClient
@@ -17,11 +18,12 @@ from dlrm_hybrid.parallel.messages import Messenger, piece_of, values_of
 from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics, drain
 from dlrm_hybrid.parallel.topology import Topology
-from dlrm_hybrid.parallel.worker import Worker
+from dlrm_hybrid.parallel.worker import Worker, predict_batch, stage_inputs
+from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.engine import Holder
-from dlrm_hybrid.train.evaluation import WorldEvaluation
+from dlrm_hybrid.train.evaluation import EvaluatedRows
 from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import SYNC_EVERY, Progress
 from dlrm_hybrid.train.signals import StopRequest, obey
@@ -41,7 +43,8 @@ class WorkerRank(Holder):
         learner: the worker, and all that it trains with.
         tables: pieces of tables that the worker holds.
         schedule: learning rate of the dense parameters, to report it.
-        evaluation: part of the worker in evaluations.
+        evaluator: the worker's stage with separate weights; its tables take batches of any size.
+        rows: rows to evaluate, by part.
         leader: rank of the process that gives orders, or asks for shards of checkpoints.
         lowered: first steps of lower learning rates.
         traffic: traffic of training steps so far; see `RankMeter.steps_traffic`.
@@ -55,7 +58,8 @@ class WorkerRank(Holder):
     learner: Learner
     tables: Sequence[Piece]
     schedule: LrSchedule
-    evaluation: WorldEvaluation
+    evaluator: Worker
+    rows: Mapping[ScoredPart, EvaluatedRows]
     traffic: Callable[[], tuple[int, int]]
     leader: int
     lowered: list[int]
@@ -118,7 +122,62 @@ class WorkerRank(Holder):
                 decision = self.messenger.receive(self.leader, Kind.STOP_DECISION, number)
                 obey(decision["severity"])
 
-        self.evaluation.scores(part, self.leader, self.masters(trainers), trainers, meet)
+        self.scores(part, trainers, meet)
+
+    def scores(
+        self, part: ScoredPart, trainers: Sequence[int], meet: Callable[[int, int], None]
+    ) -> BinaryScores | None:
+        """Score the master weights; returns the scores at the leader, None elsewhere.
+
+        Each trainer predicts every T-th batch; the leader scores all.
+
+        Args:
+            part: the rows to score.
+            trainers: trainers that take part; all must with sharded tables.
+            meet: called by all workers before each group of batches, with its number and the rows
+                done; an error that it raises in all of them ends the evaluation.
+        """
+        self.begin_evaluation(trainers)
+        metrics, place = self.rows[part].metrics(), trainers.index(self.learner.trainer)
+        for number, done_rows, group in self.rows[part].groups(len(trainers)):
+            meet(number, done_rows)
+            own_B = self.predict(
+                number, group[place] if place < len(group) else group[0].part(slice(0))
+            )
+            if not self.leads:
+                if own_B is not None:
+                    tensors = {"logits": own_B}
+                    self.messenger.send_tensors(self.leader, Kind.LOGITS, number, tensors)
+                continue
+            for trainer, batch in zip(trainers, group, strict=False):
+                rank, logit_B = self.topology.worker(trainer, self.topology.stages - 1), own_B
+                if rank != self.leader:
+                    tensors = self.messenger.receive_tensors(rank, Kind.LOGITS, number)
+                    logit_B = tensors["logits"]
+                assert logit_B is not None
+                metrics.add(logit_B.numpy(), *batch.outcomes)
+        return metrics.scores() if self.leads else None
+
+    def begin_evaluation(self, trainers: Sequence[int]) -> None:
+        """Take the masters to score; no table may change until the last `predict`."""
+        self.evaluator.stage.model.fill(self.masters(trainers))
+        if self.evaluator.tables is not None:
+            self.evaluator.tables.begin_evaluation()
+
+    def predict(self, number: int, batch: Batch) -> Tensor | None:
+        """Compute logits of this trainer's batch in the last stage, with the evaluated weights.
+
+        Args:
+            number: number of the batch, unique in an evaluation.
+            batch: any number of rows.
+        """
+        if len(batch.label_B):
+            inputs = stage_inputs(self.evaluator, batch)
+            return self.runner.run(predict_batch(self.evaluator, number, inputs))
+        if self.evaluator.tables is not None:
+            # Sharded tables serve all trainers together, so one without rows looks up none.
+            self.runner.run(self.evaluator.tables.predict(tensor_bags(batch.bags)))
+        return None
 
     def masters(self, trainers: Sequence[int]) -> Mapping[str, Tensor]:
         """The master weights and mean statistics of its stage, for evaluations by these trainers.

@@ -149,13 +149,12 @@ class _ProgramLink(Link):
 
     def _begin_evaluation(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
-            masters = self.rank.masters(range(self.rank.topology.trainers))
-            self.rank.evaluation.begin(masters)
+            self.rank.begin_evaluation(range(self.rank.topology.trainers))
         return Answer()
 
     def _predict(self, order: Order) -> Answer:
         with self.meter.within(Phase.EVALUATE):
-            logit_B = self.rank.evaluation.predict(order.values["number"], self._batch(order))
+            logit_B = self.rank.predict(order.values["number"], self._batch(order))
         return Answer(tensors={} if logit_B is None else {"logits": logit_B})
 
     def _ask(self, order: Order) -> Answer:

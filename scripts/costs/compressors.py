@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.collective import encode_together
 from dlrm_hybrid.compress.gradient.compressor import Compressor
-from dlrm_hybrid.compress.gradient.context import module_of
+from dlrm_hybrid.compress.gradient.context import StageContext, module_of
 from dlrm_hybrid.compress.gradient.fragments import (
     allocate,
     choose,
@@ -282,15 +282,16 @@ def _method_row(name: str, density: float, method: str, gradients: Iterator[Grad
 def _compressor(method: str, density: float, specs: Sequence[Spec]) -> Compressor:
     """Of the only trainer."""
     config = _configured(method, density if methods()[method].is_sparse else None)
-    return build_model.compressor(
-        config,
-        Layout(specs),
+    context = StageContext(
+        layout=Layout(specs),
         trainer=0,
-        stage=0,
+        trainers=1,
         model_elements=sum(spec.count for spec in specs),
         last_layer=module_of(specs[-1].name),
-        steps=1,
+        lr=build_model.dense_schedule(config, steps=1).lr,
+        seed=config.train.seed,
     )
+    return config.gradient.build(context)
 
 
 @cache

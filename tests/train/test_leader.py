@@ -26,14 +26,13 @@ from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
-from dlrm_hybrid.train.asynchronous.leases import Leases
-from dlrm_hybrid.train.asynchronous.turns import Turns
+from dlrm_hybrid.train.asynchronous.leases import InTurns, OwnPace
 from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.train.signals import PREEMPTION, StopRequest
 from dlrm_hybrid.wire.frame import Frame, Kind
 
 STAGES, ROWS = 2, 10
-Begin = Callable[[tuple[int, ...]], Leases | Turns]
+Rule = OwnPace | InTurns
 
 
 @dataclass
@@ -166,7 +165,7 @@ def after(at: LoaderState) -> LoaderState:
     return replace(at, block=at.block + 1)
 
 
-def led(world: Simulation, steps: int, rest_every: int, begin: Begin) -> LeaderRank:
+def led(world: Simulation, steps: int, rest_every: int, rule: Rule) -> LeaderRank:
     """Lead to the end of a run."""
     optimizer = OptimizerConfig(optimizer=Sgd(), schedule=Constant(base_lr=0.1))
     policy = Rounds(world.topology.trainers)
@@ -197,7 +196,7 @@ def led(world: Simulation, steps: int, rest_every: int, begin: Begin) -> LeaderR
             clock=SpanClock(),
         ),
         log=None,
-        begin=begin,
+        rule=rule,
         stop=StopRequest(),
         elastic=True,
         missed=lambda rank, incarnation: None,
@@ -226,37 +225,37 @@ def batches(steps: int, trainers: int) -> set[tuple[int, ...]]:
     return found
 
 
-BEGIN = {"alone": Leases.begin, "ahead": lambda done: Leases.begin(done, 5), "turns": Turns.begin}
+RULES: dict[str, Rule] = {"alone": OwnPace(), "ahead": OwnPace(5), "turns": InTurns()}
 PLACE = st.integers(0, 2), st.integers(0, STAGES - 1)
 # A run takes a fiftieth of a second: a quarter of the examples that the profile asks for.
 EXAMPLES = settings.default.max_examples // 4 if settings.default else 12
 RANDOM = st.builds(Random, st.integers(0, 2**32 - 1))  # draws of a step cost nothing
 
 
-@pytest.mark.parametrize("begin", BEGIN)
+@pytest.mark.parametrize("rule", RULES)
 @given(strikes=st.lists(st.tuples(*PLACE), max_size=3), random=RANDOM)
 @settings(max_examples=EXAMPLES)
 def test_each_batch_is_given_out_once_where_trainers_leave(
-    begin: str, strikes: list[tuple[int, int]], random: Random
+    rule: str, strikes: list[tuple[int, int]], random: Random
 ) -> None:
     world = Simulation(3, [(*one, "term") for one in strikes], random)
-    leader = led(world, 40, 17, BEGIN[begin])
+    leader = led(world, 40, 17, RULES[rule])
     assert world.given == Counter(batches(40, 3))
     assert (leader.trainers.lost, leader.trainers.redone) == (0, 0)
     assert leader.trainers.left <= len(strikes)
 
 
-@pytest.mark.parametrize("begin", BEGIN)
+@pytest.mark.parametrize("rule", RULES)
 @given(
     strikes=st.lists(st.tuples(*PLACE, st.sampled_from(["term", "kill"])), max_size=4),
     random=RANDOM,
 )
 @settings(max_examples=EXAMPLES)
 def test_every_batch_is_given_out_where_trainers_are_killed(
-    begin: str, strikes: list[tuple[int, int, str]], random: Random
+    rule: str, strikes: list[tuple[int, int, str]], random: Random
 ) -> None:
     world = Simulation(3, strikes, random)
-    leader = led(world, 40, 17, BEGIN[begin])
+    leader = led(world, 40, 17, RULES[rule])
     assert world.given.keys() == batches(40, 3)
     assert sum(world.given.values()) == 40 * 3 + leader.trainers.redone
     assert leader.trainers.lost <= sum(how == "kill" for *_, how in strikes)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases
+from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases, OwnPace
 from dlrm_hybrid.train.progress import Plan
 
 
@@ -19,7 +19,7 @@ from dlrm_hybrid.train.progress import Plan
 def test_every_batch_is_learned_once_whoever_comes_when_or_is_lost(
     before: list[int], rests: list[int], deaths: float, seed: int
 ) -> None:
-    random, leases = Random(seed), Leases.begin(tuple(before))
+    random, leases = Random(seed), Leases.begin(tuple(before), OwnPace())
     trainers, first = len(before), sum(before)
     told: list[int] = []  # that trainers said they have learned
     losses, redone, given_out = 0, 0, 0
@@ -64,7 +64,7 @@ def test_every_batch_is_learned_once_whoever_comes_when_or_is_lost(
 def test_nobody_gets_ahead_of_the_slowest_that_is_there_and_somebody_can_go_on(
     trainers: int, ahead: int, rests: list[int], seed: int
 ) -> None:
-    random, leases = Random(seed), Leases.begin((5,) * trainers, ahead)
+    random, leases = Random(seed), Leases.begin((5,) * trainers, OwnPace(ahead))
     learned, losses, told = [0] * trainers, 0, 0
     there = set(range(trainers))
     for more in rests:
@@ -98,7 +98,7 @@ def test_nobody_gets_ahead_of_the_slowest_that_is_there_and_somebody_can_go_on(
 
 @given(st.integers(1, 5), st.integers(0, 40))
 def test_a_rest_that_shall_come_soon_comes_at_the_end_of_a_step(trainers: int, takes: int) -> None:
-    leases = Leases.begin((0,) * trainers).until(1000 * trainers)
+    leases = Leases.begin((0,) * trainers, OwnPace()).until(1000 * trainers)
     for number in range(takes):
         trainer = number % trainers
         leases, taken = leases.take(trainer)
@@ -110,7 +110,7 @@ def test_a_rest_that_shall_come_soon_comes_at_the_end_of_a_step(trainers: int, t
 
 
 def test_a_slow_trainer_takes_few_at_once_and_none_ahead() -> None:
-    leases = Leases.begin((100, 10)).until(1000)
+    leases = Leases.begin((100, 10), OwnPace()).until(1000)
     for _ in range(2):
         leases, fast = leases.take(0)
         assert len(fast) == MOST_AT_ONCE
@@ -120,7 +120,7 @@ def test_a_slow_trainer_takes_few_at_once_and_none_ahead() -> None:
 
 
 def test_near_the_limit_nobody_takes_ahead() -> None:
-    leases = Leases.begin((0, 0)).until(20)
+    leases = Leases.begin((0, 0), OwnPace()).until(20)
     held: list[int] = []
     for trainer in (0, 1, 0, 1, 0, 1):
         leases, taken = leases.take(trainer)
@@ -137,7 +137,7 @@ def test_near_the_limit_nobody_takes_ahead() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    leases, taken = Leases.begin((3, 4)).until(100).take(0)
+    leases, taken = Leases.begin((3, 4), OwnPace()).until(100).take(0)
     assert taken[0] == 7
     more = leases.finish(0, 5).take(0)[0]
     with pytest.raises(ValueError, match=r"trainer 0 has batches \(9, .*\) under way"):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from dlrm_hybrid.parallel.policies import Rounds, RoundsBucket
 from dlrm_hybrid.parallel.sync import Average, BucketState, Publish, Pull, Push
-from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE
-from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
+from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, PASS, InTurns, Leases
 
 LEADER = "leader"
 
@@ -33,7 +32,7 @@ class World:
 
     def __init__(self, trainers: int, servers: int, random: Random) -> None:
         self.random = random
-        self.turns = Turns.begin((0,) * trainers)
+        self.turns = Leases.begin((0,) * trainers, InTurns())
         self.buckets: list[BucketState] = [
             Rounds(trainers).bucket(range(trainers), 0) for _ in range(servers)
         ]
@@ -122,7 +121,7 @@ class World:
             mail.append(("left", 0))
 
     def at_rest(self) -> bool:
-        return not self.moves() and not any(self.turns.dealt) and not any(self.turns.under_way)
+        return not self.moves() and not any(self.turns.rule.dealt) and not any(self.turns.under_way)
 
     def revive(self) -> None:
         """At rest the leader lets all join that are lost."""
@@ -181,7 +180,7 @@ def test_everything_is_learned_whoever_dies_when(
 def test_while_all_live_batches_are_dealt_as_in_lock_step(
     trainers: int, steps: int, seed: int
 ) -> None:
-    random, turns = Random(seed), Turns.begin((3,) * trainers)
+    random, turns = Random(seed), Leases.begin((3,) * trainers, InTurns())
     turns = turns.until(trainers * (3 + steps))
     got: list[list[int]] = [[] for _ in range(trainers)]
     for _ in range(50 * trainers * steps):
@@ -194,7 +193,7 @@ def test_while_all_live_batches_are_dealt_as_in_lock_step(
 
 
 def test_who_has_no_batch_left_passes() -> None:
-    turns, taken = Turns.begin((0, 0, 0)).until(6).take(0)
+    turns, taken = Leases.begin((0, 0, 0), InTurns()).until(6).take(0)
     assert taken == (0, 3)
     turns, taken = turns.take(1)
     assert taken == (1, 4)
@@ -214,8 +213,8 @@ def test_who_has_no_batch_left_passes() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    turns, _ = Turns.begin((2, 2)).until(20).take(0, 3)
-    with pytest.raises(ValueError, match="limit 8: 10 batches are dealt already"):
+    turns, _ = Leases.begin((2, 2), InTurns()).until(20).take(0, 3)
+    with pytest.raises(ValueError, match="limit 8: 10 batches are given out already"):
         turns.until(8)
     with pytest.raises(ValueError, match=r"trainer 0 has learned from 6 batches; it had done 2"):
         turns.finish(0, 6)

@@ -194,16 +194,16 @@ from dlrm_hybrid.parallel.messages import values_of
 from dlrm_hybrid.world import ranks
 
 if __name__ == "__main__":
-    send, told = ranks.send, []
+    encode, told = ranks.encode, []
 
-    def interrupted(connection, frame):
+    def interrupted(frame):
         if values_of(frame)["do"] == "end":
             told.append(frame)
             if len(told) <= {times}:
                 os.kill(os.getpid(), signal.SIGINT)
-        send(connection, frame)
+        return encode(frame)
 
-    ranks.send = interrupted
+    ranks.encode = interrupted
     try:
         with world() as one:
             one.step()
@@ -226,16 +226,16 @@ from dlrm_hybrid.world import ranks
 SPEC = ModelSpec(embedding_dim=4, bottom=(3, 8, 4), top=(4, 1), table_rows=(9, 300_000))
 
 if __name__ == "__main__":
-    receive, ranks.LEAVE_SECONDS = ranks.receive, 1e6
+    decode, ranks.LEAVE_SECONDS = ranks.decode, 1e6
 
-    def interrupted(connection):
-        frame = receive(connection)
+    def interrupted(content):
+        frame = decode(content)
         if frame.kind is Kind.WEIGHTS:
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
         return frame
 
-    ranks.receive = interrupted
+    ranks.decode = interrupted
     try:
         with world() as one:
             one.state_dict()

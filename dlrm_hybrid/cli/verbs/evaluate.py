@@ -38,19 +38,18 @@ def run(request: Request) -> int:
         evaluation = prepare_evaluation(source, terminal, Command("evaluate", request.overrides))
         with LiveWork(terminal) as live:
             event = score(evaluation, live.show)
-        part = evaluation.config.data.test_part
+        source, rows = evaluation.source, evaluation.shards.folder
+        part = source.config.data.test_part
         other = "" if evaluation.trained_on else " (not those it was trained on, same vocabulary)"
-        terminal.line(shown(evaluation.checkpoint, event.step))
-        terminal.line(
-            f"rows {evaluation.rows}, test part `{part}`: {event.values['rows']:,} rows{other}"
-        )
-        teacher = teacher_scores(evaluation.config, evaluation.shards)
+        terminal.line(shown(source.checkpoint, event.step))
+        terminal.line(f"rows {rows}, test part `{part}`: {event.values['rows']:,} rows{other}")
+        teacher = teacher_scores(source.config, evaluation.shards)
         scores = {**event.values, "loss": event.values["log_loss"]}
-        show_scores(terminal, f"{evaluation.rows.name}, {part}", scores, teacher)
+        show_scores(terminal, f"{rows.name}, {part}", scores, teacher)
         if options.output is not None:
             values = {
-                "checkpoint": str(evaluation.checkpoint),
-                "data": str(evaluation.rows),
+                "checkpoint": str(source.checkpoint),
+                "data": str(rows),
                 "part": part,
                 "trained_on": evaluation.trained_on,
                 "step": event.step,

@@ -65,7 +65,6 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train.asynchronous.crew import Crew
-from dlrm_hybrid.train.evaluation import WorldEvaluation
 from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.train.worker_rank import WorkerRank
@@ -483,13 +482,6 @@ def _worker_rank(
         patience_seconds=messenger.patience_seconds,
         clock=layout.clock,
     )
-    evaluation = WorldEvaluation(
-        topology=layout.topology,
-        messenger=messenger,
-        runner=runner,
-        evaluator=evaluator(layout, learner.worker, send, tables[1]),
-        rows=build_model.evaluated_rows(config, shards),
-    )
     return WorkerRank(
         topology=layout.topology,
         messenger=messenger,
@@ -499,7 +491,8 @@ def _worker_rank(
         traffic=meter.steps_traffic,
         schedule=build_model.dense_schedule(config, layout.steps, lowered=layout.lowered),
         lowered=layout.lowered,
-        evaluation=evaluation,
+        evaluator=evaluator(layout, learner.worker, send, tables[1]),
+        rows=build_model.evaluated_rows(config, shards),
         leader=build.leader(config),
     )
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from dlrm_hybrid.comm.channel import Channel
 from dlrm_hybrid.comm.metered import MeteredChannel
-from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.disk import RUN_FOLDER_KEY, writing
 from dlrm_hybrid.parallel.dense.server import (
     IDLE_SECONDS,
@@ -32,9 +31,8 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.asynchronous.leader import LeaderRank
-from dlrm_hybrid.train.asynchronous.leases import Leases
+from dlrm_hybrid.train.asynchronous.leases import InTurns, OwnPace
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, order_file
-from dlrm_hybrid.train.asynchronous.turns import Turns
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.server_rank import ServerRank
 from dlrm_hybrid.types import InterruptedRunError, PreemptedError
@@ -120,7 +118,7 @@ def lead(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> Non
             threads=config.parallel.threads,
             messenger=build_world.messenger_of(layout, channel, HandlerTable(channel, handlers)),
             log=log,
-            begin=partial(_begin, config),
+            rule=InTurns() if config.sync.name == "sync" else OwnPace(config.sync.ahead),
             stop=job.stop,
             elastic=config.parallel.elastic,
             missed=partial(_report_missed, job, meter),
@@ -141,13 +139,6 @@ def lead(job: Job, index: int, channel: MeteredChannel, meter: RankMeter) -> Non
 
         with at_end(end):
             train_to_the_end(job, leader, meter)
-
-
-def _begin(config: Config, done: tuple[int, ...]) -> Leases | Turns:
-    """Start the schedule of batches, at rest after `done` of each trainer."""
-    if config.sync.name == "sync":
-        return Turns.begin(done)
-    return Leases.begin(done, config.sync.ahead)
 
 
 def _report_missed(job: Job, meter: RankMeter, rank: int, incarnation: int) -> None:

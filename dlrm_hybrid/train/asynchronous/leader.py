@@ -25,10 +25,16 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.topology import Topology
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.telemetry.rank_meter import Interval
-from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE, Leases, Positions
+from dlrm_hybrid.train.asynchronous.leases import (
+    MOST_AT_ONCE,
+    PASS,
+    InTurns,
+    Leases,
+    OwnPace,
+    Positions,
+)
 from dlrm_hybrid.train.asynchronous.order_log import OrderLog, Taken
 from dlrm_hybrid.train.asynchronous.trainers import AHEAD, Order, Trainers
-from dlrm_hybrid.train.asynchronous.turns import PASS, Turns
 from dlrm_hybrid.train.engine import Engine, Holder, IsLost, Show, lost_since
 from dlrm_hybrid.train.evaluation import EvaluatedRows, gathered_scores
 from dlrm_hybrid.train.progress import SYNC_EVERY, Decision, Plan, Progress
@@ -55,7 +61,7 @@ class LeaderRank(Engine, Holder):
         rows: rows to evaluate, by part.
         messenger: to the other ranks; its mailbox handles frames to servers, and reports.
         log: records the batches given out, except in rounds; None: no record.
-        begin: makes the schedule of batches, given the number that each trainer has done.
+        rule: says which batches are whose.
         stop: stop request of signals to this rank.
         elastic: whether trainers may leave and join.
         missed: called with rank and incarnation of a worker lost without a goodbye.
@@ -71,13 +77,13 @@ class LeaderRank(Engine, Holder):
     rows: Mapping[ScoredPart, EvaluatedRows]
     messenger: Messenger
     log: OrderLog | None
-    begin: Callable[[tuple[int, ...]], Leases | Turns]
+    rule: OwnPace | InTurns
     stop: StopRequest
     elastic: bool
     missed: Callable[[int, int], None]
     threads: int = 1
     trainers: Trainers = field(init=False)
-    _leases: Leases | Turns = field(init=False)
+    _leases: Leases = field(init=False)
     _positions: Positions = field(init=False)
     _met_step: int = 0
     _metrics: StepMetrics = StepMetrics()
@@ -87,7 +93,7 @@ class LeaderRank(Engine, Holder):
 
     def __post_init__(self) -> None:
         self.trainers = Trainers(self.topology, self.messenger)
-        self._leases = self.begin((0,) * self.topology.trainers)
+        self._leases = Leases.begin((0,) * self.topology.trainers, self.rule)
         self._positions = Positions(self.after)
 
     @property
@@ -166,8 +172,8 @@ class LeaderRank(Engine, Holder):
         """
         scores, rows = None, self.rows[part]
         while scores is None:
-            self.trainers.wait_for_all()
-            trainers, is_lost = self.trainers.present, lost_since(self.trainers.losses)
+            self._wait_for_all()
+            trainers, is_lost = self._leases.present, lost_since(self.trainers.losses)
             order = {"do": "evaluate", "part": part.value, "trainers": trainers}
             self.trainers.command(order, trainers)
             workers = self.trainers.workers(trainers)
@@ -180,7 +186,7 @@ class LeaderRank(Engine, Holder):
                     partial(self._meet_evaluating, stop, show, len(rows.rows), workers, is_lost),
                 )
         # A trainer that leaves now does so before a checkpoint needs its shards.
-        self.trainers.wait_for_all()
+        self._wait_for_all()
         return scores
 
     def end(self) -> None:
@@ -191,7 +197,7 @@ class LeaderRank(Engine, Holder):
     @property
     @override
     def away(self) -> Sequence[int]:
-        return self.trainers.workers(self.trainers.away)
+        return self.trainers.workers(self._leases.away)
 
     @property
     @override
@@ -218,8 +224,8 @@ class LeaderRank(Engine, Holder):
 
     @override
     def restart(self, progress: Progress, values: Mapping[str, Tensor]) -> None:
-        trainers = range(self.topology.trainers)
-        self._leases = self.begin(tuple(progress.batches_of(trainer) for trainer in trainers))
+        done = tuple(progress.batches_of(trainer) for trainer in range(self.topology.trainers))
+        self._leases = Leases.begin(done, self.rule)
         self._met_step = progress.step
         self.server.restart(self._leases.given, values)
 
@@ -258,15 +264,14 @@ class LeaderRank(Engine, Holder):
         frames: list[Outgoing] = []
         trainer = self.trainers[number]
         while trainer.can_have(ahead):
-            if trainer.is_away:
+            if number in self._leases.away:
                 if not trainer.told:
                     return [*frames, *self._let_join(number)]
-                trainer.is_away = False
                 self._leases = self._leases.join(number)
             if self._may_leave(number):
                 if not trainer.can_have(0):
                     return frames  # no worker may leave before another has reported its batches
-                hands_over = not isinstance(self._leases, Turns)
+                hands_over = isinstance(self.rule, OwnPace)
                 order = {"do": "leave", "hands_over": hands_over}
                 return [*frames, *self.trainers.tell(number, order)]
             self._leases, batches = self._leases.take(number, MOST_AT_ONCE * self.threads)
@@ -275,7 +280,7 @@ class LeaderRank(Engine, Holder):
             if batches == (PASS,):
                 frames += self.trainers.tell(number, {"do": "pass"})
                 continue
-            if self.log is not None and isinstance(self._leases, Leases):
+            if self.log is not None and isinstance(self.rule, OwnPace):
                 self.log.add(Taken(Kind.DECISION, number, batches[0], len(batches)))
             pairs = [divmod(batch, self.topology.trainers) for batch in batches]
             parts = [(*astuple(self._positions.of(step)), part) for step, part in pairs]
@@ -285,7 +290,7 @@ class LeaderRank(Engine, Holder):
     def _let_join(self, number: int) -> list[Outgoing]:
         """Let a trainer join now if no other trains; else let all come to rest soon for it."""
         trainers = self.trainers
-        if not trainers.present and not any(trainers[n].told for n in trainers.away):
+        if not self._leases.present and not any(trainers[n].told for n in self._leases.away):
             return trainers.tell(number, trainers[number].join)
         if (soon := self._leases.soon()).limit > self._leases.learned:
             self._leases = soon
@@ -293,11 +298,11 @@ class LeaderRank(Engine, Holder):
 
     def _join(self) -> None:
         """At rest, let all waiting trainers join, unless they are lost meanwhile."""
-        trainers = self.trainers
-        joining = [n for n in trainers.away if not trainers[n].told and trainers[n].can_have(0)]
+        trainers, away = self.trainers, sorted(self._leases.away)
+        joining = [n for n in away if not trainers[n].told and trainers[n].can_have(0)]
         for number in joining:
             trainers.send(trainers.tell(number, trainers[number].join))
-        trainers.wait(lambda: not any(trainers[n].is_away and trainers[n].told for n in joining))
+        trainers.wait(lambda: not any(n in self._leases.away and trainers[n].told for n in joining))
 
     def _give_all(self) -> list[Outgoing]:
         return [frame for trainer in range(self.topology.trainers) for frame in self._give(trainer)]
@@ -322,16 +327,20 @@ class LeaderRank(Engine, Holder):
         )
         if self._end is not None:
             successor.told.append(self._end)
-        elif not isinstance(self._leases, Turns):  # none will wait for it
+        elif isinstance(self.rule, OwnPace):  # none will wait for it
             successor.told.append(successor.join)
         return self._give_all()
 
+    def _wait_for_all(self) -> None:
+        """Wait until all present trainers have done their orders."""
+        self.trainers.wait(lambda: self.trainers.are_at_rest(self._leases.present))
+
     def _rest(self, step: int) -> None:
         """Wait until all have trained on their batches, and all they sent has arrived."""
-        self.trainers.wait_for_all()
+        self._wait_for_all()
         # A trainer that joins meanwhile has just pulled everything, and sent nothing.
-        self.trainers.command({"do": "settle"}, self.trainers.present)
-        self.trainers.wait_for_all()
+        self.trainers.command({"do": "settle"}, self._leases.present)
+        self._wait_for_all()
         if self.log is not None:
             self.log.add(Taken(Kind.SAVE, self.messenger.rank, step))
 

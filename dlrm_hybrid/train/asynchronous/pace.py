@@ -24,7 +24,7 @@ from dlrm_hybrid.parallel.runners import InProcessRunner
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.worker import stage_inputs
 from dlrm_hybrid.rng import fold
-from dlrm_hybrid.train.asynchronous.leases import Leases, Positions
+from dlrm_hybrid.train.asynchronous.leases import Leases, OwnPace, Positions
 from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.types import BatchNumber
@@ -126,7 +126,7 @@ class SimulatedPace(Pace):
 
     def __post_init__(self) -> None:
         self._positions = Positions(self.trainers.after)
-        self._leases = Leases.begin((0,) * len(self.trainers.learners), self.ahead)
+        self._leases = Leases.begin((0,) * len(self.trainers.learners), OwnPace(self.ahead))
 
     @property
     @override
@@ -135,8 +135,8 @@ class SimulatedPace(Pace):
 
     @override
     def restart(self, progress: Progress) -> None:
-        trainers = range(len(self.trainers.learners))
-        self._leases = Leases.begin(tuple(progress.batches_of(n) for n in trainers), self.ahead)
+        done = tuple(progress.batches_of(n) for n in range(len(self.trainers.learners)))
+        self._leases = Leases.begin(done, OwnPace(self.ahead))
 
     @override
     def rests(self, step: int, soon: bool) -> bool:

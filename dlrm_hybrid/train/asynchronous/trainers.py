@@ -1,4 +1,7 @@
-"""The trainers that a leader keeps busy: presence of each, its orders, and the orders done."""
+"""The trainers that a leader keeps busy: the orders of each, and those done.
+
+Who is there, its `Leases` say; `Rank` and `Membership` say who is restarted with whom.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,6 @@ class Trainer:
     Attributes:
         stages: number of its workers.
         incarnation: how often it was started before.
-        is_away: whether it takes the place of a lost one, and has not joined yet.
         is_leaving: whether it is to leave as soon as possible.
         told: its orders, the same for all of its workers.
         forgotten: number of the first ones that are dropped, as empty orders.
@@ -43,7 +45,6 @@ class Trainer:
 
     stages: int
     incarnation: int = 0
-    is_away: bool = False
     is_leaving: bool = False
     told: list[Order] = field(default_factory=list[Order])
     forgotten: int = 0
@@ -131,16 +132,6 @@ class Trainers:
     def __getitem__(self, number: int) -> Trainer:
         return self._incarnations[number]
 
-    @property
-    def present(self) -> list[int]:
-        """The trainers that are not away."""
-        return [number for number, trainer in enumerate(self._incarnations) if not trainer.is_away]
-
-    @property
-    def away(self) -> list[int]:
-        """The trainers that were lost and have not rejoined."""
-        return [number for number, trainer in enumerate(self._incarnations) if trainer.is_away]
-
     def workers(self, trainers: Collection[int]) -> list[int]:
         """Ranks of all workers of these trainers."""
         stages = range(self.topology.stages)
@@ -166,7 +157,6 @@ class Trainers:
         self._incarnations[number] = successor = Trainer(
             stages=self.topology.stages,
             incarnation=incarnation,
-            is_away=True,
             skipped=skipped,
             join=join,
         )
@@ -195,10 +185,6 @@ class Trainers:
         for outgoing in frames:
             self.messenger.channel.send(*outgoing)
 
-    def wait_for_all(self) -> None:
-        """Wait until all present trainers have done their orders; see `wait`."""
-        self.wait(self._all_wait)
-
     def wait(self, is_done: Callable[[], bool]) -> None:
         """Handle frames until a condition holds.
 
@@ -217,9 +203,9 @@ class Trainers:
                 busy,
             ) from None
 
-    def _all_wait(self) -> bool:
-        present = self.present
-        return bool(present) and all(map(self._has_done, self.workers(present)))
+    def are_at_rest(self, trainers: Collection[int]) -> bool:
+        """Whether these trainers, of which there are some, have done their orders."""
+        return bool(trainers) and all(map(self._has_done, self.workers(trainers)))
 
     def _has_done(self, rank: int) -> bool:
         return self[rank // self.topology.stages].has_done(rank)

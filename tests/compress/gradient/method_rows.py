@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from dlrm_hybrid.compress.gradient.compressor import Compressor
+from dlrm_hybrid.compress.gradient.context import StageContext
 from dlrm_hybrid.compress.gradient.layout import Layout, Spec
 from dlrm_hybrid.compress.gradient.rule import target_k
 from dlrm_hybrid.config.compose import values_of
@@ -68,15 +69,17 @@ class MethodRow:
 
     def make(self, specs: Sequence[Spec]) -> Compressor:
         """A fresh compressor of the only trainer for some tensors."""
-        return build_model.compressor(
-            configured(self),
-            Layout(specs),
+        config = configured(self)
+        context = StageContext(
+            layout=Layout(specs),
             trainer=0,
-            stage=0,
+            trainers=1,
             model_elements=elements(specs),
             last_layer="of another stage",
-            steps=1,
+            lr=build_model.dense_schedule(config, steps=1).lr,
+            seed=config.train.seed,
         )
+        return config.gradient.build(context)
 
 
 @cache

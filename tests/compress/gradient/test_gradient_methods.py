@@ -11,6 +11,7 @@ from gradient_rows import SPECS, decoded, residual_of
 from method_rows import METHOD_ROWS, MethodRow, configured
 from torch import Tensor
 
+from dlrm_hybrid.compress.gradient.collective import Op
 from dlrm_hybrid.compress.gradient.compressor import Compressor
 from dlrm_hybrid.compress.gradient.methods import methods, rules
 from dlrm_hybrid.config.compose import values_of
@@ -18,7 +19,6 @@ from dlrm_hybrid.config.keys import conf_folder
 from dlrm_hybrid.config.model import spec_of
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.model.spec import DataShape
-from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.assembly import world as build_world
 
 
@@ -71,7 +71,7 @@ def test_the_usual_hard_magnitude_is_that_of_the_whole_model_in_every_stage() ->
 
 @pytest.mark.parametrize("row", METHOD_ROWS, ids=lambda row: row.name)
 def test_servers_know_the_rounds_of_every_method(row: MethodRow) -> None:
-    assert row.make(SPECS).rounds == build_model.rounds(configured(row))
+    assert row.make(SPECS).rounds == tuple(map(Op, configured(row).gradient.rounds()))
 
 
 @pytest.mark.parametrize("trainers", [1, 4])
