@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +13,6 @@ from torch import Tensor
 from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.checkpoint.folder import read
 from dlrm_hybrid.config.model import spec_of
-from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.parallel.step import StepMetrics
@@ -29,7 +27,7 @@ from dlrm_hybrid.train.in_process import InProcessEngine
 from dlrm_hybrid.train.progress import Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
-from dlrm_hybrid.types import DataError, DivergedError, Group
+from dlrm_hybrid.types import DataError, Group
 from dlrm_hybrid.world.settings import Settings
 
 OwnOrder = Callable[..., Any]
@@ -55,19 +53,6 @@ class StepResult:
     rows: int
     loss: float | None
     accuracy: float | None
-
-
-def result_of(metrics: StepMetrics, step: int, config: Config) -> StepResult:
-    """Result of a step's metrics; raises DivergedError if the loss is not finite."""
-    if not math.isfinite(metrics.loss_sum):
-        raise DivergedError(
-            f"step {step}: the loss is {metrics.loss_sum}; optimizer.lr = {config.optimizer.lr} or "
-            "embedding.lr may be too high"
-        )
-    rows = metrics.rows
-    if not rows:
-        return StepResult(step, 0, None, None)
-    return StepResult(step, rows, metrics.loss_sum / rows, metrics.correct / rows)
 
 
 class Backend(Protocol):

@@ -28,14 +28,7 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.train.engine import ignore
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.world.backend import (
-    Backend,
-    Counts,
-    OwnOrder,
-    job_of,
-    save,
-    weights,
-)
+from dlrm_hybrid.world.backend import Backend, Counts, OwnOrder, job_of, save, weights
 from dlrm_hybrid.world.settings import Settings
 
 _MODES = threading.RLock()  # some are global to all threads

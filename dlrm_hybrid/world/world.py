@@ -8,6 +8,7 @@ with World.in_process(spec, trainers=2, cuts=["bottom.2"], gradient=Dct(density=
 
 from __future__ import annotations
 
+import math
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -30,14 +31,8 @@ from dlrm_hybrid.outside import is_path, path_of
 from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.telemetry.metrics import BinaryScores, metrics_of
 from dlrm_hybrid.train.engine import ignore
-from dlrm_hybrid.types import ConfigError, DataError, ResourceError
-from dlrm_hybrid.world.backend import (
-    Backend,
-    OwnOrder,
-    StepResult,
-    check_weights_of,
-    result_of,
-)
+from dlrm_hybrid.types import ConfigError, DataError, DivergedError, ResourceError
+from dlrm_hybrid.world.backend import Backend, OwnOrder, StepResult, check_weights_of
 from dlrm_hybrid.world.batches import Loader, is_one
 from dlrm_hybrid.world.in_process import InProcess
 from dlrm_hybrid.world.loaders import Loaders
@@ -347,7 +342,16 @@ class World:
             return self._result(self._session.backend.learn(batches, meanwhile))
 
     def _result(self, metrics: StepMetrics) -> StepResult:
-        return result_of(metrics, self.steps, self.config)
+        """The result of a step's metrics; raises DivergedError if the loss is not finite."""
+        step, rows, loss_sum = self.steps, metrics.rows, metrics.loss_sum
+        if not math.isfinite(loss_sum):
+            raise DivergedError(
+                f"step {step}: the loss is {loss_sum}; optimizer.lr = {self.config.optimizer.lr} "
+                "or embedding.lr may be too high"
+            )
+        if not rows:
+            return StepResult(step, 0, None, None)
+        return StepResult(step, rows, loss_sum / rows, metrics.correct / rows)
 
     def _first_epoch(self) -> Loaders | None:
         if self._loader is None:

@@ -36,11 +36,6 @@ from dlrm_hybrid.wire.sparse import Destination
 from dlrm_hybrid.wire.ternary import mean_of
 
 
-def holds_means(sections: Sequence[Section]) -> bool:
-    """Whether sections hold mean gradients, for `TernaryReplica.follow`."""
-    return any(section.encoding is Encoding.LEVELS for section in sections)
-
-
 @final
 class TernaryReplica:
     """The optimizer of one worker's replica.
@@ -309,7 +304,8 @@ class ServerClient(Client):
             )
         with self._applying:
             sections, digest = split_digest(frame.sections)
-            if self._ternary is not None and holds_means(sections):
+            holds_means = any(section.encoding is Encoding.LEVELS for section in sections)
+            if self._ternary is not None and holds_means:
                 check_tensors(sections, bucket, what)
                 self._ternary.follow(bucket, sections, frame.number - 1, what)
             else:

@@ -20,14 +20,7 @@ from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.dense.bucket import Bucket, Change, ServerOptions
 from dlrm_hybrid.parallel.dense.sections import digest_section
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.sync import (
-    Action,
-    Average,
-    BucketState,
-    Pull,
-    Push,
-    resumed_version,
-)
+from dlrm_hybrid.parallel.sync import Action, Average, BucketState, Pull, Push, resumed_version
 from dlrm_hybrid.parallel.topology import DenseTensor, Topology
 from dlrm_hybrid.telemetry.histogram import ByTrainer, Histogram
 from dlrm_hybrid.telemetry.spans import Span, SpanClock

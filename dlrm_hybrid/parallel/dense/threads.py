@@ -23,21 +23,13 @@ from dlrm_hybrid.types import Version
 
 
 @final
-@dataclass(frozen=True, slots=True)
-class _Turns:
-    """Locks of the thread that pushes and of the one that applies answers."""
-
-    pushing: Lock
-    pulling: Lock
-
-
-@final
 @dataclass(slots=True)
 class ThreadClient(Client):
     """One thread's client: it pulls the answer to its own last push before it computes on."""
 
     _client: ServerClient
-    _turns: _Turns
+    _pushing: Lock
+    _pulling: Lock
     _waiting: Within
     _due: int = 0
 
@@ -50,22 +42,22 @@ class ThreadClient(Client):
         """
         # One version at a time, so that no two threads wait for the same frame.
         while self._client.wanted(self._due):
-            self._enter(self._turns.pulling)
+            self._enter(self._pulling)
             try:
                 if missing := self._client.wanted(self._due):
                     self._client.apply((yield missing[0]))
             finally:
-                self._turns.pulling.release()
+                self._pulling.release()
 
     @override
     def push(self, gradients: Mapping[str, Tensor]) -> Program[None]:
         """Push as `ServerClient.push` does, while no other thread pushes."""
-        self._enter(self._turns.pushing)
+        self._enter(self._pushing)
         try:
             yield from self._client.push(gradients)
             self._due = self._client.pushed
         finally:
-            self._turns.pushing.release()
+            self._pushing.release()
 
     @override
     def settled(self) -> Version:
@@ -92,5 +84,5 @@ def thread_clients(
         pushing: lock of the thread that pushes.
         clock: measures waiting for each other.
     """
-    turns = _Turns(pushing, Lock())
-    return [ThreadClient(client, turns, clock.waiting(TURN)) for _ in range(threads)]
+    waiting, pulling = clock.waiting(TURN), Lock()
+    return [ThreadClient(client, pushing, pulling, waiting) for _ in range(threads)]

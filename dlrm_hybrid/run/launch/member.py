@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
+from dlrm_hybrid.checkpoint.folder import saved_step
 from dlrm_hybrid.comm.rendezvous import Rendezvous, reach_store, serve_store
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.outside import load_typed
@@ -276,12 +276,9 @@ def _announce(
     rows = ready_rows(request, resume_from, display)
     run_folder.write_facts(request, rows)
     job.put(RUN_FOLDER, str(request.folder))
-    if lost := lost_latest(request.folder):
-        display.line(lost)
     if restarted:
         step = saved_step(resume_from)
         display.line(f"restart {launch.restarts} by the launcher, from step {step:,}")
-    display.line(f"run folder {request.folder}")
     run_folder.tell_start(request, resume_from, display.line)
     if exposed := in_plain_text(request.config, launch):
         display.line(exposed)
