@@ -32,9 +32,9 @@ from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.asynchronous.pace import Pace
 from dlrm_hybrid.train.engine import Engine, Holder, Show
 from dlrm_hybrid.train.evaluation import EvaluatedRows
-from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Decision, Plan, Progress
 from dlrm_hybrid.train.signals import StopRequest
+from dlrm_hybrid.train.worker_rank import Learner
 from dlrm_hybrid.types import Group, ScoredPart, Version
 
 # Groups in the order in which a manifest lists them.

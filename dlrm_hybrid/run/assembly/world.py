@@ -65,9 +65,8 @@ from dlrm_hybrid.telemetry.rank_meter import RankMeter
 from dlrm_hybrid.telemetry.spans import SpanClock
 from dlrm_hybrid.telemetry.traffic import Traffic
 from dlrm_hybrid.train.asynchronous.crew import Crew
-from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Progress
-from dlrm_hybrid.train.worker_rank import WorkerRank
+from dlrm_hybrid.train.worker_rank import Learner, WorkerRank
 from dlrm_hybrid.types import Group
 from dlrm_hybrid.wire.frame import Frame
 

@@ -25,8 +25,8 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.parallel.worker import stage_inputs
 from dlrm_hybrid.rng import fold
 from dlrm_hybrid.train.asynchronous.leases import Leases, OwnPace, Positions
-from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.train.worker_rank import Learner
 from dlrm_hybrid.types import BatchNumber
 
 SIGMA = 0.3  # standard deviation of the logarithm of a batch's time

@@ -17,8 +17,8 @@ from dlrm_hybrid.parallel.step import StepMetrics
 from dlrm_hybrid.train.asynchronous.leases import Positions
 from dlrm_hybrid.train.asynchronous.order_log import Gate, Taken
 from dlrm_hybrid.train.asynchronous.pace import Pace, Trainers
-from dlrm_hybrid.train.learner import Learner
 from dlrm_hybrid.train.progress import Plan, Progress
+from dlrm_hybrid.train.worker_rank import Learner
 from dlrm_hybrid.types import DataError
 
 
