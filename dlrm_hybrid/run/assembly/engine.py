@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from dlrm_hybrid.comm.channel import Channel
@@ -91,14 +90,15 @@ def engine_of(layout: Layout, shards: Shards | None, storage: RowStorage) -> InP
 
 
 def _servers(layout: Layout, ranks: Ranks) -> list[Server]:
-    timed = partial(layout.clock.timed, Span.APPLY)
-    return [
-        *(
-            (channel, timed(_handler(layout, index, server)))
-            for index, (channel, server) in enumerate(ranks.servers)
-        ),
-        *((channel, timed(server.handle)) for channel, server in ranks.table_servers),
+    clock = layout.clock
+    dense = [
+        (channel, clock.timed(Span.APPLY, _handler(layout, index, server)))
+        for index, (channel, server) in enumerate(ranks.servers)
     ]
+    of_tables = [
+        (channel, clock.timed(Span.APPLY, server.handle)) for channel, server in ranks.table_servers
+    ]
+    return [*dense, *of_tables]
 
 
 def _ranks(layout: Layout, channels: Sequence[MeteredChannel], emb: _Access) -> Ranks:
