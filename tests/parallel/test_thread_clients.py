@@ -190,7 +190,7 @@ def test_a_thread_that_fails_while_it_waits_lets_the_others_go_on() -> None:
     with ThreadPoolExecutor(2) as pool:
         process.runner.run(one.push(given_by(0, 0)))
         fails = pool.submit(process.runner.run, one.pull())  # nobody answers
-        turn = other._turns.pulling
+        turn = other._pulling
         while not turn.locked():
             assert not fails.done()
         waits = pool.submit(process.runner.run, other.pull())  # for its turn; nothing else is due
