@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from dlrm_hybrid.report.drawing import save
 from dlrm_hybrid.report.runs import Run, read_runs
 from dlrm_hybrid.report.table import Table
-from dlrm_hybrid.report.tables import bytes_by_class
 from dlrm_hybrid.telemetry.summary import COMPLETE
 from dlrm_hybrid.types import ConfigError
 
@@ -116,8 +115,8 @@ def sent_per_sample(run: Run) -> dict[str, float]:
 
 
 def counted_bytes(run: Run) -> dict[str, float]:
-    """Bytes per sample by class; raises ConfigError where none were counted."""
-    sent = bytes_by_class(run.summary)
+    """Bytes per sample by class, in words; raises ConfigError where none were counted."""
+    sent = {name.replace("_", " "): number for name, number in sent_per_sample(run).items()}
     if not sent:
         raise ConfigError(f"{run.folder}: no bytes were counted, it is no world")
     return sent

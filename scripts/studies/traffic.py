@@ -2,7 +2,8 @@
 
     python scripts/studies/traffic.py RUN... --output bytes.png
 
-The others are compared with the first run.
+The others are compared with the first run. What trainers of one process exchange for tables that
+they share is not counted.
 """
 
 from __future__ import annotations
@@ -31,19 +32,21 @@ def against_first(runs: Sequence[Run], labels: Sequence[str]) -> Table:
     Raises:
         ConfigError: a run has counted no bytes.
     """
-    first, *others = ({**values, ALL: sum(values.values())} for values in map(counted_bytes, runs))
+    counted = [{**sent, ALL: sum(sent.values())} for sent in map(counted_bytes, runs)]
+    first, *others = counted
     columns = [labels[0], *(c for label in labels[1:] for c in (label, f"{labels[0]} / {label}"))]
     rows = [
         (
             name,
-            f"{first[name]:,.1f}",
+            _number(first.get(name)),
             *(
                 cell
-                for values in others
-                for cell in (f"{values[name]:,.1f}", _ratio(first[name], values[name]))
+                for sent in others
+                for cell in (_number(sent.get(name)), _ratio(first.get(name), sent.get(name)))
             ),
         )
-        for name in first
+        for name in dict.fromkeys(name for sent in counted for name in sent if name != ALL)
+        | {ALL: None}
     ]
     return Table(("bytes per sample", *columns), tuple(rows))
 
@@ -68,8 +71,12 @@ def figure(runs: Sequence[Run], labels: Sequence[str]) -> Figure:
         return picture
 
 
-def _ratio(base: float, num_bytes: float) -> str:
-    return f"{base / num_bytes:.1f}" if num_bytes else MISSING
+def _number(num_bytes: float | None) -> str:
+    return f"{num_bytes:,.1f}" if num_bytes else MISSING
+
+
+def _ratio(base: float | None, num_bytes: float | None) -> str:
+    return f"{base / num_bytes:.1f}" if base and num_bytes else MISSING
 
 
 def main() -> None:
