@@ -338,13 +338,14 @@ def machines(runs: Path) -> Page:
 
 
 def speeds(runs: Path) -> dict[tuple[int, int, str], dict[str, list[Run]]]:
-    """Turns of each world with a server beside each trainer, by their number, batch and links."""
+    """Turns of each world, with a server beside each trainer or none, by number, batch and links."""
     found: dict[tuple[int, int, str], dict[str, list[Run]]] = {}
     for folder in sorted(runs.glob("*/*-*-*-*-*")):
         name, trainers, servers, batch_size, _ = folder.name.split("-")
-        if trainers == servers and is_run(folder) and read_run(folder).status == COMPLETE:
+        is_whole = servers in (trainers, "0") and is_run(folder)
+        if is_whole and read_run(folder).status == COMPLETE:
             worlds = found.setdefault((int(trainers), int(batch_size), folder.parent.name), {})
-            worlds.setdefault(name, []).append(read_run(folder))
+            worlds.setdefault(name + ", no server" * (servers == "0"), []).append(read_run(folder))
     return {of: worlds for of, worlds in found.items() if len(worlds) > 1}
 
 
