@@ -338,7 +338,7 @@ def machines(runs: Path) -> Page:
 
 
 def speeds(runs: Path) -> dict[tuple[int, int, str], dict[str, list[Run]]]:
-    """Turns of each world, with a server beside each trainer or none, by number, batch and links."""
+    """Turns of worlds with a server beside each trainer or none, by number, batch and links."""
     found: dict[tuple[int, int, str], dict[str, list[Run]]] = {}
     for folder in sorted(runs.glob("*/*-*-*-*-*")):
         name, trainers, servers, batch_size, _ = folder.name.split("-")
