@@ -226,15 +226,16 @@ def test_runs_say_of_each_other_what_they_do_not_know(tmp_path: Path) -> None:
     assert "gradient=topk (it had dct)" in remarks(costs, config("gradient=topk"))[0]
 
 
+@pytest.mark.parametrize("machines", [(2,), pytest.param((2, 4), marks=pytest.mark.slow)], ids=str)
 def test_the_best_world_on_some_machines_is_named_with_the_command_that_starts_it(
-    plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    machines: tuple[int, ...], plan: Plan, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = f"plan.calibration={made(tmp_path / 'run', *SMALL, 'gradient=dct')}"
-    written = plan(given, "plan.machines=[2,4]", "plan.rates=[1mbit,10gbit]")
+    written = plan(given, f"plan.machines={[*machines]}", "plan.rates=[1mbit,10gbit]")
     shown = capsys.readouterr().out
     choices = written["machines"]
     assert [(one["machines"], one["rate"]) for one in choices] == list(
-        product((2, 4), ("1mbit", "10gbit"))
+        product(machines, ("1mbit", "10gbit"))
     )
     best = {one["name"] for one in choices[::2]}
     assert all(name.startswith("dp_levels: ") for name in best), "fewest bytes on slow links"
