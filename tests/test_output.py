@@ -101,7 +101,7 @@ def test_signs_that_a_terminal_lacks_are_written_in_others() -> None:
     assert "5-13x" in done.stdout  # a dash that ASCII lacks
 
 
-@pytest.mark.parametrize("name", ["closed", "left", "full"])
+@pytest.mark.parametrize("name", ["closed", "left", "full", "unread"])
 def test_an_output_that_is_gone_changes_no_exit_code(
     name: str, pipe: tuple[int, int], tmp_path: Path
 ) -> None:
@@ -109,7 +109,10 @@ def test_an_output_that_is_gone_changes_no_exit_code(
         done = program("--help", preexec_fn=lambda: os.close(1))
         assert (done.returncode, done.stderr) == (0, "")
         return
-    if name == "full":
+    if name == "unread":
+        fill(pipe[1])
+        done = program("--help", stdout=pipe[1])
+    elif name == "full":
         with Path("/dev/full").open("wb") as full:
             done = program("--help", stdout=full)
     else:
@@ -117,13 +120,14 @@ def test_an_output_that_is_gone_changes_no_exit_code(
         os.close(reader)
         done = program("--help", stdout=writer)
         os.close(writer)
-    why = {"full": "No space left on device", "left": "Broken pipe"}[name]
+    why = {"full": "No space left on device", "left": "Broken pipe"}.get(name, "nothing reads it")
     assert (done.returncode, done.stderr) == (
         0,
         f"stdout: {why}; output is dropped, the program continues\n",
     )
 
 
+@pytest.mark.slow
 def test_a_run_ends_well_though_nobody_reads_what_it_prints(
     pipe: tuple[int, int], small_rows: list[str], tmp_path: Path
 ) -> None:
