@@ -9,6 +9,7 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec, module_from_spec
 from itertools import accumulate, cycle, islice
 
@@ -87,6 +88,8 @@ HANDED_OVER: list[GradientMethod] = [  # whose steps read more than numbers
     Dgc(density=0.02, warmup_steps=1, aggregation="union", precision="float16"),
     RandomK(density=0.02),  # as if trainers had agreed
 ]
+# In test_device_ranks.py each kind of method computes on one device and on two.
+ONE_DEVICE = partial(pytest.param, marks=pytest.mark.slow)
 ALL_METHODS = pytest.mark.parametrize("method", [*METHODS, *HANDED_OVER], ids=repr)
 OWN_METHODS = pytest.mark.parametrize("method", METHODS, ids=repr)
 
@@ -156,7 +159,7 @@ def held(compressor: Compressor) -> dict[str, Tensor]:
     return {name: one.cpu().nan_to_num(-1) for name, one in compressor.tensors().items()}
 
 
-@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("devices", [ONE_DEVICE(1), 2])
 @ALL_METHODS
 def test_plain_torch_sends_and_keeps_what_the_cpu_does(
     method: GradientMethod, devices: int
@@ -447,7 +450,7 @@ def unlaunched(monkeypatch: pytest.MonkeyPatch) -> Operations:
     return module.TritonOps
 
 
-@pytest.mark.parametrize("devices", [["meta"], ["meta", "meta:1"]], ids=len)
+@pytest.mark.parametrize("devices", [ONE_DEVICE(["meta"]), ["meta", "meta:1"]], ids=len)
 @OWN_METHODS
 def test_the_host_reads_nothing_but_the_numbers_of_a_step(
     method: GradientMethod,
