@@ -46,14 +46,17 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def inbox(log: Path, tmp_path: Path) -> Path:
+def filled(folder: Path, log: Path) -> Path:
     """A folder with all days."""
-    folder = tmp_path / "inbox"
     folder.mkdir()
     for day in range(1, DAYS + 1):
         shutil.copy(log / f"day{day}.parquet", folder)
     return folder
+
+
+@pytest.fixture
+def inbox(log: Path, tmp_path: Path) -> Path:
+    return filled(tmp_path / "inbox", log)
 
 
 def command(log: Path, inbox: Path, folder: Path, *options: str) -> list[str]:
@@ -72,6 +75,15 @@ def follow(log: Path, inbox: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return folder
 
     return follow_here
+
+
+@pytest.fixture(scope="module")
+def whole(log: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has found all days when it began."""
+    folder = tmp_path_factory.mktemp("whole")
+    ends = "data.follow_idle_seconds=0"
+    assert run(command(log, filled(folder / "inbox", log), folder / "run", ends)) == 0
+    return folder / "run"
 
 
 def of_day(folder: Path, day: int) -> Path:
@@ -111,10 +123,10 @@ def test_files_are_scored_by_the_model_before_them_and_then_learned(
 
 
 def test_a_file_is_learned_as_a_run_of_its_own_learns_it(
-    follow: Follow, log: Path, tmp_path: Path
+    whole: Path, log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One pass over all rows, from where the one before ended."""
-    folder = follow("followed")
+    monkeypatch.chdir(tmp_path)
     before = None
     for day in (1, 2):
         given = (*GIVEN, f"data.schema={log}/day3.yaml", f"data.raw={log}/day{day}.parquet")
@@ -122,15 +134,14 @@ def test_a_file_is_learned_as_a_run_of_its_own_learns_it(
         alone = tmp_path / f"alone{day}"
         given += ("data.progressive=true", f"hydra.run.dir={alone}")
         assert run(["dlrm_hybrid", "train", *given]) == 0
-        assert_same_state(alone, of_day(folder, day), STEPS)
-        assert summary(alone)["test"] == summary(of_day(folder, day))["test"]
+        assert_same_state(alone, of_day(whole, day), STEPS)
+        assert summary(alone)["test"] == summary(of_day(whole, day))["test"]
         before = alone
 
 
 def test_files_come_later_and_the_same_command_goes_on(
-    follow: Follow, inbox: Path, log: Path, monkeypatch: pytest.MonkeyPatch
+    follow: Follow, whole: Path, inbox: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = follow("whole")
     (inbox / "day3.parquet").unlink()
     parts = follow("parts")
     assert len(files(parts)) == 2
@@ -178,14 +189,12 @@ def test_what_another_configuration_drops_is_told_of_the_file_that_drops_it(
     assert f"weights and optimizers of {first}/checkpoints/" in told.partition("file 3:")[0]
 
 
-@pytest.mark.parametrize("when", [pytest.param("training", marks=pytest.mark.slow), "waiting"])
+@pytest.mark.slow
 def test_a_run_that_is_stopped_or_killed_learns_no_file_twice(
-    when: str, follow: Follow, log: Path, inbox: Path, tmp_path: Path
+    whole: Path, log: Path, inbox: Path, tmp_path: Path
 ) -> None:
-    whole = follow("whole", "checkpoint.every=2")
     broken = tmp_path / "broken"
-    options = ("checkpoint.every=2", *(["data.follow_files=3"] if when == "training" else []))
-    argv = command(log, inbox, broken, *options)[1:]
+    argv = command(log, inbox, broken, "checkpoint.every=2", "data.follow_files=3")[1:]
 
     def started() -> subprocess.Popen:
         return subprocess.Popen(
@@ -195,33 +204,39 @@ def test_a_run_that_is_stopped_or_killed_learns_no_file_twice(
             text=True,
         )
 
-    if when == "training":
-        for day, number in ((2, signal.SIGKILL), (3, signal.SIGTERM)):
-            process = started()
-            latest = of_day(broken, day) / "checkpoints/latest"
-            while process.poll() is None and not latest.exists():
-                time.sleep(0.01)
-            process.send_signal(number)
-            _, text = process.communicate()
-            stopped = 75 if number == signal.SIGTERM else -number
-            assert process.returncode in (stopped, 0), text  # all may be learned by then
-        last = started()
-        _, text = last.communicate()
-        assert last.returncode == 0, text
-    else:
+    for day, number in ((2, signal.SIGKILL), (3, signal.SIGTERM)):
         process = started()
-        assert process.stdout is not None
-        assert any(line.startswith("waiting for files in ") for line in process.stdout)
-        process.terminate()
+        latest = of_day(broken, day) / "checkpoints/latest"
+        while process.poll() is None and not latest.exists():
+            time.sleep(0.01)
+        process.send_signal(number)
         _, text = process.communicate()
-        assert process.returncode == 75
-        assert "stopped by SIGTERM; 3 files are learned; resume with\n" in text
-        assert f"hydra.run.dir={broken}\n" in text
+        stopped = 75 if number == signal.SIGTERM else -number
+        assert process.returncode in (stopped, 0), text  # all may be learned by then
+    last = started()
+    _, text = last.communicate()
+    assert last.returncode == 0, text
     assert [one["file"] for one in files(broken)] == [f"day{day}.parquet" for day in (1, 2, 3)]
     for one, other in zip(files(broken), files(whole), strict=True):
         assert one["loss"] == other["loss"]
     for day in (1, 2, 3):
         assert_same_state(of_day(broken, day), of_day(whole, day), STEPS)
+
+
+def test_a_run_that_waits_is_stopped_and_says_how_it_goes_on(
+    follow: Follow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(seconds: float) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    clock = SimpleNamespace(monotonic=time.monotonic, sleep=stop)
+    monkeypatch.setattr(following, "time", clock)
+    folder = follow("waiting", "data.follow_files=9", code=75)
+    told = capsys.readouterr()
+    assert "waiting for files in " in told.out
+    assert "stopped by SIGTERM; 3 files are learned; resume with\n" in told.err
+    assert f"hydra.run.dir={folder}\n" in told.err
+    assert len(files(folder)) == 3
 
 
 def test_what_was_noted_last_is_noted_again(follow: Follow) -> None:
@@ -234,7 +249,7 @@ def test_what_was_noted_last_is_noted_again(follow: Follow) -> None:
 
 
 def test_a_file_that_cannot_be_learned_ends_the_run_and_the_next_start_goes_on(
-    follow: Follow, log: Path, inbox: Path, capsys: pytest.CaptureFixture[str]
+    follow: Follow, whole: Path, log: Path, inbox: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     frame = pd.read_parquet(log / "day2.parquet")
     faults = {
@@ -258,7 +273,6 @@ def test_a_file_that_cannot_be_learned_ends_the_run_and_the_next_start_goes_on(
     follow("followed", code=3)
     shutil.copy(log / "day2.parquet", inbox)
     follow("followed")
-    whole = follow("whole")
     assert_same_state(of_day(folder, 3), of_day(whole, 3), STEPS)
 
 

@@ -30,12 +30,18 @@ def learned(folder: Path) -> list[tuple[object, ...]]:
     ]
 
 
+@pytest.fixture(scope="module")
+def unbroken(small_rows: list[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of one epoch that nothing has struck."""
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    options = ("telemetry.every=1", f"hydra.run.dir={folder}")
+    assert run(["dlrm_hybrid", "train", *small_rows, *options]) == 0
+    return folder
+
+
 @pytest.fixture
 def struck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "TRAIN_RANK", "rank_faults:struck_rank")
-
-
-EVERY = ("telemetry.every=1", "checkpoint.every=7")
 
 
 def starts(folder: Path) -> list[int]:
@@ -45,15 +51,18 @@ def starts(folder: Path) -> list[int]:
 
 
 def test_a_run_killed_again_and_again_ends_like_the_unbroken_one(
-    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    unbroken: Path,
+    struck: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    code, unbroken = train("unbroken", *EVERY)
-    assert code == 0
     kills = sorted(random.Random("kills").sample(range(1, STEPS), 3))
     folder = tmp_path / "killed"
     plan(folder, "SIGKILL", *kills)
-    capsys.readouterr()
-    code, _ = train("killed", *EVERY, "checkpoint.max_restarts=3")
+    code, _ = train(
+        "killed", "telemetry.every=1", "checkpoint.every=7", "checkpoint.max_restarts=3"
+    )
     assert code == 0
     assert left(folder) == []
     first, *later = starts(folder)
@@ -116,13 +125,15 @@ def test_sigterm_saves_the_step_it_interrupts(train: Train, struck: None, tmp_pa
 
 
 def test_ctrl_c_saves_the_step_it_interrupts(
-    train: Train, struck: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    train: Train,
+    unbroken: Path,
+    struck: None,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert train("unbroken", "telemetry.every=1")[0] == 0
     name = "it's (interrupted), é = 1"  # what Hydra and the shell read otherwise
     folder = tmp_path / name
     plan(folder, "SIGINT", 40)
-    capsys.readouterr()
     assert train(name, "telemetry.every=1", "prepare.overwrite=true")[0] == 130
     told = capsys.readouterr()
     found = summary(folder)
@@ -139,7 +150,7 @@ def test_ctrl_c_saves_the_step_it_interrupts(
     assert (found["status"], found["samples"]) == ("interrupted", step * 64)
     assert (found["steps_planned"], found["steps_saved"]) == (STEPS, step)
     assert run(command[2:]) == 0
-    assert_equal_runs(tmp_path / "unbroken", folder)
+    assert_equal_runs(unbroken, folder)
     assert json.loads((folder / "config.json").read_text())["checkpoint"]["minutes"] == 10
 
 
@@ -175,9 +186,8 @@ def test_what_is_not_set_any_more_is_a_change() -> None:
 
 @pytest.mark.slow
 def test_checkpoints_by_time_change_nothing_and_are_gone_on_from(
-    train: Train, struck: None, tmp_path: Path
+    train: Train, unbroken: Path, struck: None, tmp_path: Path
 ) -> None:
-    assert train("unbroken", "telemetry.every=1")[0] == 0
     folder = tmp_path / "timed"
     plan(folder, "SIGKILL", 60)
     options = ("telemetry.every=1", "checkpoint.minutes=0.0001", "checkpoint.keep=99")
@@ -185,7 +195,7 @@ def test_checkpoints_by_time_change_nothing_and_are_gone_on_from(
     first, again = starts(folder)
     assert first == 0 < again < 60
     assert len(list((folder / "checkpoints").glob("step_*"))) > 2
-    assert_equal_runs(tmp_path / "unbroken", folder)
+    assert_equal_runs(unbroken, folder)
 
 
 @pytest.mark.slow
