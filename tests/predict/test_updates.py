@@ -113,17 +113,17 @@ def test_a_delta_has_the_rows_that_changed_and_little_more(
 def test_requests_of_many_threads_are_of_one_model_each(models: Models) -> None:
     """A thousand of them while deltas come: none fails or mixes two versions."""
     deltas = [models.delta(1, 2), models.delta(2, 3)]
-    day_of = {models.scores(day): day for day in (1, 2, 3)}
+    rows = models.rows[:60]  # two batches
+    day_of = {Predictor(models.of(day)).predict(rows).tobytes(): day for day in (1, 2, 3)}
     predictor = Predictor(models.of(1), batch_rows=37)
 
     def ask(number: int) -> int:
         if number in (300, 600):
             predictor.update(deltas[number // 300 - 1])
-        return day_of[predictor.predict(models.rows).tobytes()]
+        return day_of[predictor.predict(rows).tobytes()]
 
     with ThreadPoolExecutor(4) as threads:
         found = [*threads.map(ask, range(1000))]
-    assert found[0], found[-1] == (1, 3)
     assert set(Counter(found)) == {1, 2, 3}
     assert found[601:].count(1) == 0
 
