@@ -29,7 +29,7 @@ ASYNC = (
     *("sync.check_every=1", "checkpoint.every=0"),
 )
 # 30 groups of two batches would follow the one in which the signal comes.
-EVALUATES = (*WORLD, "evaluate.batch_size=16")
+EVALUATES = (*TWO_STAGES, "evaluate.batch_size=16")
 IN_PROCESS = "parallel.world=in_process"
 
 

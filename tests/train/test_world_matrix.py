@@ -252,7 +252,7 @@ def test_a_resumed_run_is_the_unbroken_one(
         assert largest_difference(before, after, "embedding.1.") == 0
 
 
-@pytest.mark.parametrize("world", parameters(COVERING, 9) + parameters(GIVEN, 1))
+@pytest.mark.parametrize("world", parameters(COVERING, 5) + parameters(GIVEN, 1))
 def test_other_commands_score_as_the_run_has_scored(
     world: Composition, train: Train, made: dict[str, Path], tmp_path: Path
 ) -> None:
