@@ -56,27 +56,11 @@ def named(name: str) -> Schema:
             read.
     """
     if not is_builtin(name):
-        path = Path(name)
-        if _is_missing(path):
-            tables = [name for name in _builtins() if builtin(name).format == "table"]
-            raise ConfigError(
-                f"data.schema = {name!r}: no such file; the package has {', '.join(tables)}"
-            )
-        return read(path)
+        return read(Path(name))
     schema = builtin(name)
     if schema.format == "criteo":
         raise ConfigError(f"data.schema = {name!r}: is of data={name}, not of data=table")
     return schema
-
-
-def _is_missing(path: Path) -> bool:
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return True
-    except OSError:  # `read` reports it
-        pass
-    return False
 
 
 def read(path: Path) -> Schema:
@@ -89,6 +73,10 @@ def read(path: Path) -> Schema:
         if path.stat().st_size > MOST_BYTES:
             raise ConfigError(f"{path}: more than {MOST_BYTES} bytes: no schema (data.schema)")
         text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        tables = ", ".join(name for name in _builtins() if builtin(name).format == "table")
+        fault = f"data.schema = {str(path)!r}: no such file; the package has {tables}"
+        raise ConfigError(fault) from error
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason} (data.schema)") from error

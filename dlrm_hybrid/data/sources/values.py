@@ -102,9 +102,9 @@ def read_values(
     columns = _usual(block.columns, path, schema.missing_values)
     results = _columns(columns, schema, path, labels)
     faults: dict[int, tuple[str, str]] = {}
-    for name, column in results.items():
+    for (name, _), column in results.items():
         for index, reason in column.bad.items():
-            faults.setdefault(index, (name.partition("\0")[0], reason))
+            faults.setdefault(index, (name, reason))
     row_N = block.row_N
     bad = [
         BadRow(int(row_N[index]), name, reason, _raw(columns.slice(index, 1)))
@@ -115,33 +115,26 @@ def read_values(
         kept_N[list(faults)] = False
         good_rows = columns.filter(pa.array(kept_N))
         results, row_N = _columns(good_rows, schema, path, labels), row_N[kept_N]
-    dense = [results[column.name].values for column in schema.dense]
-    several = [results[_label_key(label)].values for label in schema.labels] if labels else []
+    dense = [results[column.name, ""].values for column in schema.dense]
+    targets = [results[label.column, label].values for label in schema.labels if labels]
+    several = [label_N for label_N, _ in targets]
     values = Values(
         row_N=row_N,
         label_N=np.stack(several, 1) if len(several) > 1 else several[0] if several else None,
-        positives=frozenset[LabelValue]().union(
-            *(column.values for name, column in results.items() if name.endswith(_POSITIVES))
-        ),
+        positives=frozenset(value for _, positives in targets for value in positives),
         dense_NI=np.column_stack(dense) if dense else np.empty((len(row_N), 0)),
-        categories=tuple(results[column.name].values for column in schema.categorical),
-        weight_N=results[schema.weight].values if labels and schema.weight else None,
-        **{role: column.values for name, column in results.items() if (role := _role(name))},
+        categories=tuple(results[column.name, ""].values for column in schema.categorical),
+        **{
+            role: found.values
+            for (_, role), found in results.items()
+            if isinstance(role, str) and role
+        },
     )
     return values, sorted([*odd, *bad], key=lambda bad_row: bad_row.row)
 
 
-_LABEL, _POSITIVES = "\0label", "\0positives"
-
-
-def _label_key(label: Label) -> str:
-    """Key of the label among the columns of a block."""
-    return f"{label.column}\0{label.name or ''}{_LABEL}"
-
-
-def _role(key: str) -> str:
-    """Field of `Values` that a key is for; empty for fields made of several keys."""
-    return "" if key.endswith((_LABEL, _POSITIVES)) else key.partition("\0")[2]
+_Results = dict[tuple[str, str | Label], _Found]
+"""Parsed columns by name, and by the label or field of `Values` they are for if no features."""
 
 
 def _raw(row: Batch) -> str:
@@ -187,52 +180,44 @@ def _at(name: str, path: str, read: Callable[[Any], Any], array: Any) -> Any:
         raise DataError(f"{path}: column {name!r}: {array.type}: {first} (data.schema)") from error
 
 
-def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> dict[str, _Found]:
-    """Parse all columns, by name; by name and field of `Values` if they may be features too."""
-    results: dict[str, _Found] = {}
+def _columns(batch: Batch, schema: Schema, path: str, labels: bool) -> _Results:
+    results: _Results = {}
     words = schema.missing_values
 
-    def take(name: str, key: str, read: Callable[[Any], _Found]) -> None:
+    def take(name: str, role: str | Label, read: Callable[[Any], _Found]) -> None:
         array: Any = batch.column(batch.schema.get_field_index(name))
-        results[key] = _at(name, path, read, array)
+        results[name, role] = _at(name, path, read, array)
 
     for label in schema.labels if labels else ():
-        key = _label_key(label)
-        take(label.column, key, lambda array, of=label: _label(plain(array), of))
-        if wanted_keys(label):
-            take(
-                label.column,
-                f"{key}{_POSITIVES}",
-                lambda array, of=label: _occurring(plain(array), of),
-            )
+        take(label.column, label, lambda array, of=label: _label(plain(array), of))
     if labels and schema.weight is not None:
-        take(schema.weight, schema.weight, lambda array: _weight(plain(array)))
+        take(schema.weight, "weight_N", lambda array: _weight(plain(array)))
     for dense in schema.dense:
-        take(dense.name, dense.name, lambda array, column=dense: _dense(array, column, path, words))
+        take(dense.name, "", lambda array, column=dense: _dense(array, column, path, words))
     for bag in schema.categorical:
-        take(bag.name, bag.name, lambda array, column=bag: _categories(array, column, path, words))
+        take(bag.name, "", lambda array, column=bag: _categories(array, column, path, words))
     _add_weights(results, batch, schema, path)
     split = schema.split if labels else None
     if isinstance(split, ByTime):
         is_text = isinstance(split.test_from, str)
-        take(split.column, f"{split.column}\0time_N", lambda array: _time(plain(array), is_text))
+        take(split.column, "time_N", lambda array: _time(plain(array), is_text))
     if isinstance(split, ByFraction) and split.column is not None:
-        take(split.column, f"{split.column}\0drawn_N", _hashes)
+        take(split.column, "drawn_N", _hashes)
     if labels and schema.group is not None:
-        take(schema.group, f"{schema.group}\0group_N", _hashes)
+        take(schema.group, "group_N", _hashes)
     return results
 
 
-def _add_weights(results: dict[str, _Found], batch: Batch, schema: Schema, path: str) -> None:
+def _add_weights(results: _Results, batch: Batch, schema: Schema, path: str) -> None:
     for column in map(schema.categorical.__getitem__, schema.weighted):
-        name, coded = column.weights or "", results[column.name]
+        name, coded = column.weights or "", results[column.name, ""]
         ids, array = (
             batch.column(batch.schema.get_field_index(key)) for key in (column.name, name)
         )
         args = ids, column, path, schema.missing_values
         weights = _at(name, path, lambda array, args=args: _id_weights(array, *args), array)
         weighted = replace(coded.values, weight_M=weights.values)
-        results |= {column.name: coded._replace(values=weighted), name: weights}
+        results |= {(column.name, ""): coded._replace(values=weighted), (name, ""): weights}
 
 
 def _numbers(array: Any) -> _Found:
@@ -262,8 +247,9 @@ def _numbers(array: Any) -> _Found:
 
 
 def _label(array: Any, label: Label) -> _Found:
+    """Parse labels: the values are an array, and the `positives` of `Values` that it has."""
     if keys := wanted_keys(label):
-        return _is_positive(array, keys)
+        return _is_positive(array, label, keys)
     numbers = _numbers(array)
     label_N: Float64s = numbers.values
     bad = dict(numbers.bad)
@@ -273,7 +259,7 @@ def _label(array: Any, label: Label) -> _Found:
         value = array[index].as_py()
         reason = "is empty" if value in (None, b"") else f"{shown(value)} is neither 0 nor 1"
         bad.setdefault(index, reason)
-    return _Found(label_N.astype(np.float32), bad)
+    return _Found((label_N.astype(np.float32), ()), bad)
 
 
 def wanted_keys(label: Label) -> list[Key]:
@@ -281,7 +267,7 @@ def wanted_keys(label: Label) -> list[Key]:
     return keys_of(label.positive or (), CategoricalColumn(name="label"))[0]
 
 
-def _is_positive(array: Any, keys: Sequence[Key]) -> _Found:
+def _is_positive(array: Any, label: Label, keys: Sequence[Key]) -> _Found:
     if pa.types.is_floating(array.type):
         raise pa.ArrowInvalid("`positive` takes texts or whole numbers, of floats use `above`")
     coded, bad = _coded(array, CategoricalColumn(name="label"), None)
@@ -289,14 +275,9 @@ def _is_positive(array: Any, keys: Sequence[Key]) -> _Found:
     bad = dict(bad)
     for index in np.flatnonzero(_is_empty(array)).tolist():
         bad.setdefault(index, "is empty")
-    return _Found(is_positive_D[coded.index_M].astype(np.float32), bad)
-
-
-def _occurring(array: Any, label: Label) -> _Found:
-    coded, _ = _coded(array, CategoricalColumn(name="label"), None)
-    keys = {coded.keys[index] for index in np.unique(coded.index_M).tolist()}
-    positives = keys.intersection(wanted_keys(label))
-    return _Found(frozenset(LabelValue(label, key) for key in positives), {})
+    indices: list[int] = np.unique(coded.index_M).tolist()
+    positives = [LabelValue(label, coded.keys[index]) for index in indices if is_positive_D[index]]
+    return _Found((is_positive_D[coded.index_M].astype(np.float32), positives), bad)
 
 
 def _weight(array: Any) -> _Found:
