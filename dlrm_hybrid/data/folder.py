@@ -212,8 +212,7 @@ def _other_vectors(prepared: Manifest) -> Iterator[str]:
         path = Path(prepared.schema.categorical[file.column].vectors or "")
         if not path.exists():
             continue
-        stamp = manifest.stamp(path, key)
-        if (stamp.num_bytes, stamp.sample_xxh3) != (file.stamp.num_bytes, file.stamp.sample_xxh3):
+        if manifest.stamp(path, key).content != file.stamp.content:
             yield f"{path} has changed since it was prepared ({key}, data.schema)"
 
 
@@ -240,7 +239,7 @@ def _checked(path: Path, source: SourceFile, say: Say) -> SourceFile | None:
     now, before = manifest.stamp(path), source.stamp
     if now in (before, *source.copies):
         return source
-    if (now.num_bytes, now.sample_xxh3) != (before.num_bytes, before.sample_xxh3):
+    if now.content != before.content:
         return None
     # Copied or touched, or changed between the sampled pieces.
     say(f"{path}: copied or touched since it was prepared; comparing its whole content")
@@ -256,13 +255,12 @@ def look_like(raw: Sequence[Path], sources: Sequence[SourceFile]) -> bool:
     """
     if [path.name for path in raw] != [source.stamp.name for source in sources]:
         return False
-    samples = [(source.stamp.num_bytes, source.stamp.sample_xxh3) for source in sources]
-    pairs = [
-        (manifest.stamp(path), sample)
-        for path, sample in zip(raw, samples, strict=True)
+    pairs = zip(raw, sources, strict=True)
+    return all(
+        manifest.stamp(path).content == source.stamp.content
+        for path, source in pairs
         if path.exists()
-    ]
-    return all((stamp.num_bytes, stamp.sample_xxh3) == sample for stamp, sample in pairs)
+    )
 
 
 def _remember(output: Path, before: Manifest, sources: Sequence[SourceFile]) -> Manifest:

@@ -97,6 +97,11 @@ class FileStamp:
     inode: int
     sample_xxh3: _Xxh3
 
+    @property
+    def content(self) -> tuple[int, str]:
+        """Size and sample: equal for copies of a file."""
+        return self.num_bytes, self.sample_xxh3
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:

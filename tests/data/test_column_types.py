@@ -18,8 +18,8 @@ from dlrm_hybrid.data.schemas import reading as schemas
 from dlrm_hybrid.data.sources.arrow import pa, pc, plain
 from dlrm_hybrid.data.sources.cells import MISSING_INTEGER, instant, keys_of, plain_value
 from dlrm_hybrid.data.sources.columns import Values
-from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.values import BadRow, _time, read_values
+from dlrm_hybrid.data.sources.files import BadRow, Block
+from dlrm_hybrid.data.sources.values import _time, read_values
 from dlrm_hybrid.types import DataError
 
 ROWS = 300

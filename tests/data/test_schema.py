@@ -293,7 +293,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
         reading.named(300 * "x")
     with pytest.raises(ConfigError, match="data.schema = 'mine': no such file; the package has"):
         reading.named("mine")
-    with pytest.raises(ConfigError, match=r"nothing.yaml: cannot be read: No such file.*data.sch"):
+    with pytest.raises(ConfigError, match="nothing.yaml': no such file; the package has"):
         reading.read(tmp_path / "nothing.yaml")
     (tmp_path / "latin.yaml").write_bytes(b"label: \xe9")
     with pytest.raises(ConfigError, match="latin.yaml: cannot be read: not UTF-8"):

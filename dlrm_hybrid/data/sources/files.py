@@ -45,18 +45,25 @@ _NPY = b"\x93NUMPY"
 _NPY_FAULTS = (ValueError, TypeError, OverflowError, SyntaxError, TokenError, RecursionError)
 
 
-@dataclass(frozen=True, slots=True)
-class OddRow:
-    """A row of text set aside: with a wrong number of fields, or equal to the header.
+class BadRow(NamedTuple):
+    """A row that cannot be used.
 
     Attributes:
-        row: number in the file, from 1; the header is not counted.
-        raw: text of the row.
+        row: number in the file, from 1; a header is not counted.
+        column: name of the column at fault; empty if the whole row is wrong.
+        reason: what is wrong, with the value, in one printable line.
     """
 
     row: int
+    column: str
     reason: str
     raw: str
+
+    @property
+    def where(self) -> str:
+        """Row, column and reason, for messages."""
+        column = f"column {self.column!r}: " if self.column else ""
+        return f"row {self.row}: {column}{self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +73,13 @@ class Block:
     Attributes:
         columns: the columns asked for, with their names.
         row_N: int64, number of each row in its file, from 1.
-        odd: rows between these that are set aside.
+        odd: rows of text between these that are set aside: of another number of fields, or headers.
         remark: what looks wrong with these rows, or empty.
     """
 
     columns: Batch
     row_N: Int64s
-    odd: tuple[OddRow, ...]
+    odd: tuple[BadRow, ...]
     remark: str = ""
 
 
@@ -275,12 +282,12 @@ class _Delimited:
 
     def _odd(
         self, text: bytearray, before: int, begin: int, end: int, values: int, row: int
-    ) -> OddRow:
+    ) -> BadRow:
         reason = f"{values} columns instead of {len(self.names)}"
         if values == HEADER_AGAIN:
             reason = "the header again, as where files were put together"
         raw = text[begin:end].rstrip(b"\r\n").decode(errors="backslashreplace")
-        return OddRow(before + 1 + row, reason, raw)
+        return BadRow(before + 1 + row, "", reason, raw)
 
     def _batch(self, body: Any, names: Sequence[str]) -> Batch:
         """Parse good rows with Arrow, in this thread alone: no thread of Arrow's touches Python."""

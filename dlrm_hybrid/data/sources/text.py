@@ -6,12 +6,12 @@ Files of other kinds are recognised by their first bytes and refused with advice
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import BufferedReader, RawIOBase
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import xxhash
@@ -29,78 +29,59 @@ _AS_IT_IS = "data=table reads it where it is not compressed as a whole"
 _BINARY = rb"(?s:.{0,200}?)[\x00-\x08\x0e-\x1f]"
 
 
-class _Format(NamedTuple):
-    """A kind of file that is not read.
-
-    Attributes:
-        head: pattern of the first bytes.
-        hint: what the user can do.
-    """
-
-    head: bytes
-    name: str
-    hint: str
-
-
-# The first match counts, so kinds of archives stand before archives in general.
-_FORMATS: Sequence[_Format] = (
-    _Format(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)", "compressed by bzip2", _COMPRESS),
-    _Format(rb"\xfd7zXZ\0", "compressed by xz", _COMPRESS),
-    _Format(rb"\x5d\0\0", "compressed by lzma", _COMPRESS),
-    _Format(rb"\x04\x22\x4d\x18", "compressed by lz4", _COMPRESS),
-    _Format(rb"\xff\x06\0\0sNaPpY", "compressed by snappy", _COMPRESS),
-    _Format(rb"\x1f\x9d", "compressed by compress", _COMPRESS),
-    _Format(rb"LZIP\x01", "compressed by lzip", _COMPRESS),
-    _Format(rb"\x1f\x8b|\x28\xb5\x2f\xfd", "compressed twice", "decompress it once"),
-    _Format(
-        rb"PK\x03\x04(?s:.{0,4000}?)(\[Content_Types\]\.xml|xl/)",
+# Kinds of files that are not read: by a pattern of the first bytes the name, and what the user can
+# do. The first match counts, so kinds of archives stand before archives in general.
+_FORMATS: Mapping[bytes, tuple[str, str]] = {
+    rb"BZh[1-9](1AY&SY|\x17rE8P\x90)": ("compressed by bzip2", _COMPRESS),
+    rb"\xfd7zXZ\0": ("compressed by xz", _COMPRESS),
+    rb"\x5d\0\0": ("compressed by lzma", _COMPRESS),
+    rb"\x04\x22\x4d\x18": ("compressed by lz4", _COMPRESS),
+    rb"\xff\x06\0\0sNaPpY": ("compressed by snappy", _COMPRESS),
+    rb"\x1f\x9d": ("compressed by compress", _COMPRESS),
+    rb"LZIP\x01": ("compressed by lzip", _COMPRESS),
+    rb"\x1f\x8b|\x28\xb5\x2f\xfd": ("compressed twice", "decompress it once"),
+    rb"PK\x03\x04(?s:.{0,4000}?)(\[Content_Types\]\.xml|xl/)": (
         "a workbook of Excel",
         "save its sheet as CSV",
     ),
-    _Format(
-        rb"PK\x03\x04(?s:.{26})[^\0]{1,200}?\.npy",
+    rb"PK\x03\x04(?s:.{26})[^\0]{1,200}?\.npy": (
         "an archive of arrays (.npz)",
         "save one structured array with numpy.save",
     ),
-    _Format(rb"PK(\x03\x04|\x05\x06)", "a zip archive", _UNPACK),
-    _Format(rb"7z\xbc\xaf\x27\x1c", "a 7z archive", _UNPACK),
-    _Format(rb"Rar!\x1a\x07", "a rar archive", _UNPACK),
-    _Format(rb"(?s:.{257})ustar", "a tar archive", _UNPACK),
-    _Format(rb"PAR1", "a Parquet file", _AS_IT_IS),
-    _Format(rb"PARE" + _BINARY, "an encrypted Parquet file", _CONVERT),
-    _Format(rb"\x93NUMPY", "a .npy file", _AS_IT_IS),
-    _Format(rb"ORC" + _BINARY, "an ORC file", f"{_CONVERT} (pandas.read_orc)"),
-    _Format(rb"Obj\x01", "an Avro file", _CONVERT),
-    _Format(rb"ARROW1\0\0|FEA1", "an Arrow (Feather) file", f"{_CONVERT} (pandas.read_feather)"),
-    _Format(rb"\xff\xff\xff\xff(?s:.{3})\0", "a stream of Arrow", f"{_CONVERT} (pyarrow.ipc)"),
-    _Format(rb"\x89HDF\r\n\x1a\n", "an HDF5 file", f"{_CONVERT} (pandas.read_hdf)"),
-    _Format(rb"SQLite format 3\0", "an SQLite database", f"{_CONVERT} (pandas.read_sql)"),
-    _Format(rb"\xd0\xcf\x11\xe0", "a file of an old Office", "save its sheet as CSV"),
-    _Format(rb"\x80[\x02-\x05]", "a pickle", _CONVERT),
-    _Format(rb"%PDF-", "a PDF", _CONVERT),
-    _Format(
-        rb"\s*(?i:<!doctype|<html)", "a page of HTML", "see whether a server sent it for the file"
-    ),
-    _Format(rb"(\xef\xbb\xbf)?\s*<\?xml", "XML", _CONVERT),
-    _Format(rb"\xff\xfe\0\0|\0\0\xfe\xff", "text in UTF-32", "save it in UTF-8"),
-    _Format(rb"\xff\xfe|\xfe\xff", "text in UTF-16", "save it in UTF-8"),
-    _Format(
-        rb"(\xef\xbb\xbf)?\s*(\[\s*[\[{]|\{\s*[\"}])", "JSON", f"{_CONVERT} (pandas.read_json)"
-    ),
-    _Format(
-        rb"[-+.\d]+( (qid|\d+(:\d+)?):[-+.\deE]+)+[ \t\r]*\n",
+    rb"PK(\x03\x04|\x05\x06)": ("a zip archive", _UNPACK),
+    rb"7z\xbc\xaf\x27\x1c": ("a 7z archive", _UNPACK),
+    rb"Rar!\x1a\x07": ("a rar archive", _UNPACK),
+    rb"(?s:.{257})ustar": ("a tar archive", _UNPACK),
+    rb"PAR1": ("a Parquet file", _AS_IT_IS),
+    rb"PARE" + _BINARY: ("an encrypted Parquet file", _CONVERT),
+    rb"\x93NUMPY": ("a .npy file", _AS_IT_IS),
+    rb"ORC" + _BINARY: ("an ORC file", f"{_CONVERT} (pandas.read_orc)"),
+    rb"Obj\x01": ("an Avro file", _CONVERT),
+    rb"ARROW1\0\0|FEA1": ("an Arrow (Feather) file", f"{_CONVERT} (pandas.read_feather)"),
+    rb"\xff\xff\xff\xff(?s:.{3})\0": ("a stream of Arrow", f"{_CONVERT} (pyarrow.ipc)"),
+    rb"\x89HDF\r\n\x1a\n": ("an HDF5 file", f"{_CONVERT} (pandas.read_hdf)"),
+    rb"SQLite format 3\0": ("an SQLite database", f"{_CONVERT} (pandas.read_sql)"),
+    rb"\xd0\xcf\x11\xe0": ("a file of an old Office", "save its sheet as CSV"),
+    rb"\x80[\x02-\x05]": ("a pickle", _CONVERT),
+    rb"%PDF-": ("a PDF", _CONVERT),
+    rb"\s*(?i:<!doctype|<html)": ("a page of HTML", "see whether a server sent it for the file"),
+    rb"(\xef\xbb\xbf)?\s*<\?xml": ("XML", _CONVERT),
+    rb"\xff\xfe\0\0|\0\0\xfe\xff": ("text in UTF-32", "save it in UTF-8"),
+    rb"\xff\xfe|\xfe\xff": ("text in UTF-16", "save it in UTF-8"),
+    rb"(\xef\xbb\xbf)?\s*(\[\s*[\[{]|\{\s*[\"}])": ("JSON", f"{_CONVERT} (pandas.read_json)"),
+    rb"[-+.\d]+( (qid|\d+(:\d+)?):[-+.\deE]+)+[ \t\r]*\n": (
         "no table with a header but LibSVM or LibFFM",
         f"{_CONVERT} with a column for each feature",
     ),
-)
+}
 
 
 def refuse_others(chunks: Iterator[bytes], path: Path, key: str) -> Iterator[bytes]:
     """Pass decompressed text through; DataError if its first piece is of a kind in `_FORMATS`."""
     head = next(chunks, b"")
-    for form in _FORMATS:
-        if re.match(form.head, head):
-            raise DataError(f"{path}: is {form.name}, which is not read here: {form.hint} ({key})")
+    for pattern, (name, hint) in _FORMATS.items():
+        if re.match(pattern, head):
+            raise DataError(f"{path}: is {name}, which is not read here: {hint} ({key})")
     if head:
         yield head
     yield from chunks

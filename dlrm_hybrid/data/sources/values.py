@@ -52,29 +52,8 @@ from dlrm_hybrid.data.sources.cells import (
     split_list,
 )
 from dlrm_hybrid.data.sources.columns import Coded, LabelValue, Values, transformed
-from dlrm_hybrid.data.sources.files import Block
+from dlrm_hybrid.data.sources.files import BadRow, Block
 from dlrm_hybrid.types import DataError
-
-
-class BadRow(NamedTuple):
-    """A row that cannot be used.
-
-    Attributes:
-        row: number in the file, from 1.
-        column: name of the column at fault; empty if the whole row is wrong.
-        reason: what is wrong, with the value, in one printable line.
-    """
-
-    row: int
-    column: str
-    reason: str
-    raw: str
-
-    @property
-    def where(self) -> str:
-        """Row, column and reason, for messages."""
-        column = f"column {self.column!r}: " if self.column else ""
-        return f"row {self.row}: {column}{self.reason}"
 
 
 class _Found(NamedTuple):
@@ -98,7 +77,6 @@ def read_values(
     Raises:
         DataError: the type of a column does not fit its kind in the schema.
     """
-    odd = [BadRow(row.row, "", row.reason, row.raw) for row in block.odd]
     columns = _usual(block.columns, path, schema.missing_values)
     results = _columns(columns, schema, path, labels)
     faults: dict[int, tuple[str, str]] = {}
@@ -130,7 +108,7 @@ def read_values(
             if isinstance(role, str) and role
         },
     )
-    return values, sorted([*odd, *bad], key=lambda bad_row: bad_row.row)
+    return values, sorted([*block.odd, *bad], key=lambda bad_row: bad_row.row)
 
 
 _Results = dict[tuple[str, str | Label], _Found]
