@@ -9,12 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -112,21 +112,14 @@ class Profile:
 def dumps(profile: Profile) -> str:
     """Write a profile as JSON: one line per column, keys in the order of the classes."""
     lines: list[str] = []
-    for key, value in _values(profile).items():
-        if isinstance(value, tuple) and value and isinstance(value[0], Staircase):
-            columns = ",\n  ".join(map(_line, cast(tuple[Staircase, ...], value)))
-            lines.append(f'"{key}": [\n  {columns}\n ]')
-        else:
-            lines.append(f'"{key}": {_line(value)}')
+    for key, value in asdict(profile).items():
+        columns = ",\n  ".join(map(_line, value)) if key in ("integers", "categoricals") else ""
+        lines.append(f'"{key}": ' + (f"[\n  {columns}\n ]" if columns else _line(value)))
     return "{\n " + ",\n ".join(lines) + "\n}\n"
 
 
 def _line(value: Any) -> str:
-    return json.dumps(value, separators=(",", ":"), default=_values)
-
-
-def _values(record: Any) -> dict[str, Any]:
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+    return json.dumps(value, separators=(",", ":"))
 
 
 def loads(text: str, name: str) -> Profile:

@@ -411,11 +411,9 @@ def _blocks(source: TableSource, path: Path, schema: Schema) -> Iterator[Block]:
 def _check_parts(rows: dict[str, int], schema: Schema, raw: Sequence[Path]) -> None:
     split = schema.split
     part_names = ["train"] if split is None else ["train", "test"]
-    if (
-        (isinstance(split, ByFile) and split.validation)
-        or (isinstance(split, ByFraction) and split.validation)
-        or (isinstance(split, ByTime) and split.validation_from is not None)
-    ):
+    if isinstance(split, ByTime):
+        part_names += ["validation"] * (split.validation_from is not None)
+    elif split is not None and split.validation:
         part_names.append("validation")
     for part in part_names:
         if not rows[part]:
