@@ -160,6 +160,15 @@ class ModelColumns:
     scales: tuple[Scale | None, ...]
     modulo: int
 
+    def other_meaning(self, other: ModelColumns) -> list[str]:
+        """Lines about what raw values mean there and not here, besides their categories."""
+        lines = self.schema.other_meaning(other.schema)
+        if self.scales != other.scales:
+            lines.append("dense columns are standardised with other scales")
+        if self.modulo != other.modulo:
+            lines.append(f"max_ind_range is {self.modulo} and {other.modulo}")
+        return lines
+
 
 @final
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.manifest import version
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, unset_faults
-from dlrm_hybrid.data.preprocessing import Preprocessing, Vocabulary
+from dlrm_hybrid.data.preprocessing import ModelColumns, Preprocessing
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export.folder import new_folder
-from dlrm_hybrid.export.writing import OUTPUT_KEY
+from dlrm_hybrid.export.writing import ADVICE, OUTPUT_KEY
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.run.assembly import model as build_model
 from dlrm_hybrid.run.display import Display
@@ -55,7 +55,7 @@ class _Side:
     version: ModelVersion
     config: Config
     preprocessing: Preprocessing
-    vocabularies: list[Vocabulary]
+    columns: ModelColumns
     model: SavedModel
 
     @classmethod
@@ -75,7 +75,7 @@ class _Side:
                 rounds=False,  # who applies the delta rounds, as who loads a checkpoint
             )
         stamp = ModelVersion(version=version(facts), checkpoint=str(checkpoint), step=facts["step"])
-        return cls(stamp, config, preprocessing, preprocessing.vocabularies(), model)
+        return cls(stamp, config, preprocessing, preprocessing.columns(), model)
 
 
 def export_delta(request: Request, display: Display) -> Written:
@@ -88,11 +88,7 @@ def export_delta(request: Request, display: Display) -> Written:
         ResourceError: the disk refuses.
     """
     options = request.config.export
-    advice = {
-        "checkpoint": "name a run folder or one of its checkpoints",
-        "output": "name a new folder",
-    }
-    faults = unset_faults("export", options, advice)
+    faults = unset_faults("export", options, ADVICE)
     if options.int8:
         faults.append(f"export.int8 = true: a delta ({SINCE}) has rows as they were learned")
     if faults:
@@ -110,7 +106,7 @@ def export_delta(request: Request, display: Display) -> Written:
         tensors = difference(tables, before.model.tensors, after.model.tensors)
         changed = sum(len(tensors[f"{name}.rows"]) for name in tables)
         for first in dict.fromkeys(after.preprocessing.schema.first_columns):
-            sides = before.vocabularies[first], after.vocabularies[first]
+            sides = (side.columns.vocabularies[first] for side in (before, after))
             tensors |= vocabulary_tensors(first + 1, *sides)
         rows = before.preprocessing.table_rows, after.preprocessing.table_rows
         _check(before, after, tensors)
@@ -131,15 +127,13 @@ def _differences(before: _Side, after: _Side) -> Iterator[str]:
     """Reasons why no delta leads from one model to the other."""
     if not scores_alike(before.config, after.config):
         yield "they score with other keys of model, precision, activation, parallel or embedding"
-    old, new = before.preprocessing, after.preprocessing
-    yield from old.schema.other_meaning(new.schema)
-    if old.manifest.scales != new.manifest.scales:
-        yield "dense columns are standardised with other scales"
-    if old.manifest.out_of_vocabulary != new.manifest.out_of_vocabulary:
-        yield "other columns have an id for unknown categories"
-    if len(old.schema.categorical) != len(new.schema.categorical):
+    yield from before.columns.other_meaning(after.columns)
+    old, new = before.columns.vocabularies, after.columns.vocabularies
+    if len(old) != len(new):
         return
-    for earlier, later in zip(before.vocabularies, after.vocabularies, strict=True):
+    for earlier, later in zip(old, new, strict=True):
+        if earlier.first_id != later.first_id:
+            yield f"ids of {earlier.column.name!r} begin elsewhere: 0 is all unknown categories"
         taken_K, _ = later.since(earlier)
         if len(later.keys) < len(earlier.keys) or (len(taken_K) and later.column.evict is None):
             yield f"ids of {earlier.column.name!r} are of other categories"

@@ -110,7 +110,8 @@ class ModelFile:
         names = list(shapes_of(self.spec))
         if self.int8:
             names += (f"{table}.{kind}" for table in self.spec.table_names for kind in INT8_KINDS)
-        tensors = to_ours(self.naming, self.spec, names, _tensors_of(path))
+        theirs: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
+        tensors = to_ours(self.naming, self.spec, names, theirs)
         return _torch_scorer(self._plain(tensors), self.lists)
 
     def expected(self, tensors: Mapping[str, Tensor]) -> Scorer:
@@ -146,11 +147,6 @@ class ModelFile:
                 f"{self.spec.path} as a graph: {type(error).__name__}: "
                 f"{next(iter(str(error).splitlines()), '')}; needs export.format=safetensors"
             ) from error
-
-
-def _tensors_of(path: Path) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = cast(Any, safetensors.torch).load_file(path)
-    return tensors
 
 
 def _torch_scorer(module: Any, lists: ListInputs) -> Scorer:

@@ -34,12 +34,11 @@ from dlrm_hybrid.run.rank.facts import checkpoint_facts
 from dlrm_hybrid.run.readiness import require_memory
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.run.rows import Command, prepared_rows
-from dlrm_hybrid.saved.inputs import MODEL_FILE, ExportedColumns, dense_description
+from dlrm_hybrid.saved.inputs import MODEL_FILE, ExportedColumns
 from dlrm_hybrid.train import statistics
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ConfigError, DataError, Group
 
-SAME = ("name", "kind", "hash_size", "bucket", "missing", "table")  # must agree for each column
 OUTPUT_KEY = "import.output"
 ATTEMPT = 0
 WAIT_SECONDS = 3600.0  # for a slow disk; an error ends the wait
@@ -126,7 +125,7 @@ def _fitted(
             "are not known; give it its name again, or a folder of its own"
         )
     theirs, ours, rows = exported.columns, preprocessing.columns(), list[Int64s]()
-    if faults := [*_column_faults(theirs, ours)] or [*_row_faults(theirs, ours, rows)]:
+    if faults := theirs.other_meaning(ours) or [*_row_faults(theirs, ours, rows)]:
         lines = "".join(f"\n  {fault}" for fault in faults)
         raise DataError(
             f"{file}: the columns that {MODEL_FILE} beside it has are not those of "
@@ -137,27 +136,6 @@ def _fitted(
     for name, row_R in zip(spec.table_names, ours.schema.by_table(rows), strict=True):
         state[f"{name}.weight"] = state[f"{name}.weight"][torch.from_numpy(row_R)]
     return state
-
-
-def _column_faults(theirs: ModelColumns, ours: ModelColumns) -> Iterator[str]:
-    if theirs.schema.num_dense != ours.schema.num_dense:
-        yield f"{theirs.schema.num_dense} dense columns, here {ours.schema.num_dense}"
-    their_columns = map(dense_description, theirs.schema.inputs, theirs.scales)
-    our_columns = map(dense_description, ours.schema.inputs, ours.scales)
-    for their_column, our_column in zip(their_columns, our_columns, strict=False):
-        if their_column != our_column:
-            yield f"dense column {their_column}, here {our_column}"
-    if theirs.modulo != ours.modulo:
-        yield f"max_ind_range {theirs.modulo}, here {ours.modulo}"
-    if len(theirs.vocabularies) != len(ours.vocabularies):
-        yield f"other categorical columns than the {len(ours.vocabularies)} here"
-        return
-    pairs = zip(theirs.schema.categorical, ours.schema.categorical, strict=True)
-    for their_column, our_column in pairs:
-        for key in SAME:
-            pair = getattr(their_column, key), getattr(our_column, key)
-            if pair[0] != pair[1]:
-                yield f"column {their_column.name}: {key} {pair[0]!r}, here {pair[1]!r}"
 
 
 def _row_faults(theirs: ModelColumns, ours: ModelColumns, rows: list[Int64s]) -> Iterator[str]:

@@ -154,6 +154,10 @@ def compare(
 
 
 OUTPUT_KEY = "export.output"
+ADVICE = {
+    "checkpoint": "name a run folder or one of its checkpoints",
+    "output": "name a new folder",
+}
 FORMAT = 1  # of `model.json`
 
 
@@ -197,11 +201,7 @@ def export(request: Request, display: Display) -> Exported:
     """
     options = request.config.export
     if options.checkpoint is None or options.output is None:
-        advice = {
-            "checkpoint": "name a run folder or one of its checkpoints",
-            "output": "name a new folder",
-        }
-        raise ConfigError(faults_text(unset_faults("export", options, advice)))
+        raise ConfigError(faults_text(unset_faults("export", options, ADVICE)))
     require(options.format)
     with new_folder(Path(options.output), OUTPUT_KEY) as folder:
         job = _job(request, Path(options.checkpoint), display)

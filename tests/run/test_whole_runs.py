@@ -221,7 +221,8 @@ def test_an_export_is_imported_category_by_category(
     # other columns, and categories without a row, are named
     given = ("import.names=ours", "import.output=no", *schemas, *rows, *small)
     assert command("import", "import.file=out/model.safetensors", *given) == 3
-    assert "dense column {'name': 'x', 'transform': 'standardise'" in capsys.readouterr().err
+    told_error = "dense[0].transform: prepared with 'standardise', the schema says 'log1p'"
+    assert told_error in capsys.readouterr().err
     Path("other.csv").write_text("\n".join([*text, "1,1,new,99,t1"]) + "\n")
     rows = ("data.raw=[other.csv,test.csv]", "data.prepared=more")
     given = ("import.names=ours", "import.output=no", *schemas, *rows, *small)
