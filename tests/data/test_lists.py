@@ -64,14 +64,6 @@ def exported(folder: Path, about: Any = ABOUT, vocabulary: str = '["a", "b"]') -
     return folder
 
 
-def test_an_exported_model_takes_the_same_lists(tmp_path: Path) -> None:
-    inputs = ModelInputs(exported(tmp_path))
-    found = inputs([{"t": "['a', 'b']"}, {"t": ["b"]}, {"t": '["b", null]'}, {"t": "[]"}])
-    assert found["ids_1"].tolist() == [[0, 1], [1, -1], [1, -1], [-1, -1]]
-    with pytest.raises(DataError, match=r"column 't': \"\['a' 'b'\]\" is no list as"):
-        inputs([{"t": "['a' 'b']"}])
-
-
 def places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Each container within a value, and each of its keys."""
     keys = (

@@ -18,6 +18,7 @@ from criteo_rows import (
 )
 
 from dlrm_hybrid.data import manifest
+from dlrm_hybrid.data.sources import criteo_ids
 from dlrm_hybrid.types import DataError
 
 
@@ -41,13 +42,21 @@ def raw(lines: list[bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
         {"vocabulary": "train_days"},
         {"vocabulary": "train_days", "min_count": 2, "max_ind_range": 50},
         {"max_ind_range": 1000, "days": 1},
+        {"max_ind_range": 2**32, "min_count": 2},
         {"min_count": 10**6},
     ],
     ids=str,
 )
+@pytest.mark.parametrize("column_rows", [7, 1 << 18])
 def test_records_equal_a_plain_reading(
-    tmp_path: Path, raw: Path, lines: list[bytes], changes: dict[str, object]
+    tmp_path: Path,
+    raw: Path,
+    lines: list[bytes],
+    changes: dict[str, object],
+    column_rows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(criteo_ids, "_BLOCK_ROWS", column_rows)
     made = run_prepare(raw, tmp_path / "out", block_bytes=5000, **changes).manifest
     wanted = semantics(**changes)
     lengths = day_lengths(len(lines), wanted.days)

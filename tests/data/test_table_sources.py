@@ -38,7 +38,7 @@ from dlrm_hybrid.data.shards import open_shards, verify
 from dlrm_hybrid.data.sources.cells import MISSING_INTEGER
 from dlrm_hybrid.data.sources.files import open_source
 from dlrm_hybrid.data.sources.values import read_values
-from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
+from dlrm_hybrid.saved.encoding import Encoder
 from dlrm_hybrid.types import ConfigError, DataError
 
 ROWS = 600
@@ -337,29 +337,6 @@ def test_new_rows_are_encoded_as_the_prepared_ones(tmp_path: Path, rows: list[Ro
     assert (
         sum((ids[5 * ROWS + number] for number in order), []) == found["ids.6.values.npy"].tolist()
     )
-
-
-def test_an_unknown_category_needs_an_id(tmp_path: Path, rows: list[Row]) -> None:
-    schema = replace(table(tags=False), vocabulary="all")
-    path = write_csv(tmp_path / "a.csv", rows)
-    made = run_prepare([path], tmp_path / "out", schema)
-    assert made.out_of_vocabulary == (True, False, False, False, False)  # min_count: 3
-    new = write_csv(
-        tmp_path / "new.csv",
-        [{**rows[0], "device": "watch", "città": "Ur"}, {**rows[1], "shop": 999}],
-    )
-    (block,) = open_source(new, Dialect(), 1 << 16, lambda piece: None).blocks(schema.read_columns)
-    values, _ = read_values(block, schema, "new.csv", labels=False)
-    assert values.label_N is None
-    preprocessing = open_shards(tmp_path / "out", None).preprocessing
-    with pytest.raises(RefusedValueError) as caught:
-        Encoder(preprocessing.columns(), "error").bags(values)
-    assert caught.value.args == (0, "device", "category 'watch' was not seen in training")
-    encoder = Encoder(preprocessing.columns(), "zero")
-    bags = encoder.bags(values)
-    assert bags.values[2, 0] == made.table_rows[2]  # a row of zeros after the last
-    assert encoder.padded_rows[2] == made.table_rows[2] + 1
-    assert bags.values[0, 0] == 0
 
 
 @given(st.binary(max_size=300) | st.text('ab,"\n\r01|é;', max_size=120).map(str.encode))

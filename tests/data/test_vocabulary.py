@@ -1,16 +1,10 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
-import pytest
-import xxhash
-from criteo_rows import semantics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm_hybrid.data.sources import criteo_ids
-from dlrm_hybrid.data.sources.criteo_ids import ColumnTask, KeyTable, encode
+from dlrm_hybrid.data.sources.criteo_ids import KeyTable
 
 # Few values, neighbours, and the ends of the range: hits, clusters and the key 0 all occur.
 keys = st.lists(
@@ -46,43 +40,3 @@ def test_numbers_survive_growth_and_full_probing() -> None:
     assert table.slots.size * 3 // 4 >= table.used == in_order.size > 1 << 18
     np.testing.assert_array_equal(table.keys(), in_order)
     np.testing.assert_array_equal(in_order[ids], drawn)
-
-
-@given(
-    stored=st.lists(st.integers(0, 12), min_size=4, max_size=60),
-    min_count=st.integers(0, 4),
-    split=st.booleans(),
-    max_ind_range=st.sampled_from([0, 5, 2**32]),
-    block_rows=st.sampled_from([1, 7, 1 << 18]),
-)
-def test_a_column_equals_a_plain_reading(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    stored: list[int],
-    min_count: int,
-    split: bool,
-    max_ind_range: int,
-    block_rows: int,
-) -> None:
-    monkeypatch.setattr(criteo_ids, "_BLOCK_ROWS", block_rows)
-    known_rows = len(stored) // 2 if split else len(stored)
-    shared = min_count > 1 or split
-    spilled, keys_file = tmp_path / "C01.bin", tmp_path / "1.npy"
-    np.array(stored, np.uint32).tofile(spilled)
-    meaning = semantics(
-        vocabulary="train_days" if split else "all_days",
-        min_count=min_count,
-        max_ind_range=max_ind_range,
-    )
-    reported: list[int] = []
-    task = ColumnTask(spilled, tmp_path, 1, len(stored), known_rows, meaning)
-    result = encode(task, reported.append)
-    read = [key % max_ind_range if max_ind_range else key for key in stored]
-    counted = read[:known_rows]
-    kept = [key for key in dict.fromkeys(counted) if counted.count(key) >= min_count]
-    expected = {key: number + shared for number, key in enumerate(kept)}
-    assert np.fromfile(spilled, np.uint32).tolist() == [expected.get(key, 0) for key in read]
-    assert np.load(keys_file).tolist() == kept
-    assert result.digest == xxhash.xxh3_128_digest(np.array(kept, np.uint32).tobytes())
-    assert result.table_rows == len(kept) + shared
-    assert sum(reported) == len(stored)

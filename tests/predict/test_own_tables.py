@@ -396,7 +396,7 @@ def test_a_value_that_a_model_cannot_take_is_named(
     with pytest.raises(DataError, match=f"^row 2: {told}"):
         ModelInputs(served)(rows)
     with pytest.raises(DataError, match=f"^DataFrame: row 2: {told}"):
-        predictor.predict(pd.DataFrame(rows).astype(object))
+        predictor.predict(pd.DataFrame(rows, dtype=object))
 
 
 def test_what_is_no_row_is_named(served: Path) -> None:
