@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -365,18 +364,9 @@ def read(folder: Path) -> Manifest:
         DataError: it is missing, or `write` has not written it; names the file and the field.
     """
     path = folder / MANIFEST_FILE
-    try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise DataError(f"{path}: is not a plain file")
-        if path.stat().st_size > MOST_BYTES:
-            raise DataError(
-                f"{path}: not a manifest of prepared rows: more than {MOST_BYTES} bytes"
-            )
-        content = path.read_bytes()
-    except FileNotFoundError:
-        raise DataError(f"{folder}: no prepared rows here (no {MANIFEST_FILE})") from None
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    if not os.path.lexists(path):
+        raise DataError(f"{folder}: no prepared rows here (no {MANIFEST_FILE})")
+    content = disk.read_text(folder, MANIFEST_FILE, MOST_BYTES)
     try:
         manifest = adapter().validate_json(content, strict=True)
     except ValidationError as error:

@@ -27,7 +27,7 @@ from dlrm_hybrid.data.sources.criteo import ingest
 from dlrm_hybrid.data.sources.raw import Prepared, PrepareJob
 from dlrm_hybrid.data.sources.text import estimated_rows
 from dlrm_hybrid.kernels.criteo import count, insert, keys_by_number, lookup, rehash
-from dlrm_hybrid.threads import Report, Threads
+from dlrm_hybrid.threads import Report
 from dlrm_hybrid.types import DataError
 
 _SPACE_MARGIN = 1.05
@@ -60,15 +60,15 @@ def prepare_criteo(job: PrepareJob) -> Prepared:
         arrays = [label.finish(), dense.finish()]
     days = _day_rows(job)
     rows, test = sum(days), days[-1]
-    report = job.counter("vocabulary", num_columns * rows)
-    columns = number_columns(spilled, result, (rows - test, rows), semantics, job.threads, report)
+    known_rows = rows - test if semantics.vocabulary == "train_days" else rows
+    columns = _number_columns(job, spilled, rows, known_rows)
     arrays.append(_assemble(spilled, rows, job))
     return Prepared(
         xxh3=xxh3,
         rows=(rows - test, 0, test),
         arrays=tuple(arrays),
-        table_rows=tuple(column.table_rows for column in columns),
-        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(column.digest for column in columns)),
+        table_rows=tuple(size for size, _ in columns),
+        vocabulary_xxh3=xxhash.xxh3_128_hexdigest(b"".join(digest for _, digest in columns)),
         scales=(None,) * num_dense,
         zero_keys=zero_keys,
     )
@@ -108,31 +108,67 @@ def _assemble(spilled: Sequence[Path], rows: int, job: PrepareJob) -> StoredArra
         return ids.finish()
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnTask:
-    """A categorical column whose keys are to be replaced by ids.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Columns:
+    """The categorical columns whose keys are to be replaced by ids.
 
     Attributes:
-        spilled: file of keys, overwritten by ids.
-        number: number of the column, from 1.
+        spilled: files of keys, overwritten by ids.
+        folder: gets the vocabularies.
         known_rows: number of first rows whose categories make the vocabulary.
         semantics: which categories are kept, and whether the others share id 0.
     """
 
-    spilled: Path
+    spilled: Sequence[Path]
     folder: Path
-    number: int
     rows: int
     known_rows: int
     semantics: Semantics
 
+    def distinct_in_head(self, column: int) -> int:
+        """Number of distinct keys in the first rows: an estimate of a column's time."""
+        count = min(_HEAD_ROWS, self.known_rows)
+        return np.unique(np.fromfile(self.spilled[column], np.uint32, count)).size
 
-@dataclass(frozen=True, slots=True)
-class ColumnResult:
-    """Rows of the embedding table, including the shared id, and the xxh3-128 of the keys."""
+    def encode(self, column: int, report: Report) -> tuple[int, bytes]:
+        """Replace keys by ids, write the vocabulary: rows of the table, and the keys' xxh3-128."""
+        with self.spilled[column].open("r+b") as file:
+            table, counts_V = self._number(file, report)
+            keys_V = table.keys()
+            del table  # makes room for the remapping below
+            if counts_V is not None:
+                kept_V = counts_V[: keys_V.size] >= (self.semantics.min_count or 0)
+                keys_V = keys_V[kept_V]
+                new_ids = np.zeros(kept_V.size + 1, np.uint32)  # after the shared id 0
+                np.cumsum(kept_V, dtype=np.uint32, out=new_ids[1:])
+                new_ids[1:] *= kept_V
+                for ids_N in _blocks(file, range(self.rows)):
+                    ids_N[:] = new_ids[ids_N]
+        meaning = self.semantics.schema.categorical[column]
+        digest = write_vocabulary(self.folder, column + 1, keys_V, meaning)
+        return keys_V.size + self.semantics.shares_id[0], digest
 
-    table_rows: int
-    digest: bytes
+    def _number(self, file: BufferedRandom, report: Report) -> tuple[KeyTable, Words | None]:
+        """Replace keys by numbers of first appearance; count each if `min_count` matters."""
+        table, semantics = KeyTable(), self.semantics
+        min_count, wrapped = semantics.min_count or 0, semantics.max_ind_range or 0
+        counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if min_count > 1 else None
+        first_id = int(semantics.shares_id[0])
+        parts = (True, range(self.known_rows)), (False, range(self.known_rows, self.rows))
+        for is_known, rows in parts:
+            for keys_N in _blocks(file, rows):
+                if 0 < wrapped <= 0xFFFFFFFF:
+                    keys_N %= np.uint32(wrapped)
+                if is_known:
+                    table.insert(keys_N, first_id)
+                else:
+                    table.lookup(keys_N)
+                if is_known and counts_V is not None:
+                    if table.used > counts_V.size:
+                        counts_V = np.concatenate([counts_V, np.zeros(table.used, np.uint32)])
+                    count(keys_N, counts_V, first_id)
+                report(keys_N.size)
+        return table, counts_V
 
 
 class KeyTable:
@@ -167,85 +203,26 @@ class KeyTable:
         return keys_V
 
 
-def number_columns(
-    spilled: Sequence[Path],
-    folder: Path,
-    rows: tuple[int, int],
-    semantics: Semantics,
-    threads: Threads,
-    report: Report,
-) -> list[ColumnResult]:
-    """Replace the keys of all columns by ids, a task per column.
-
-    Args:
-        rows: number of training rows, and of all.
-        report: called with the number of values done since the last call.
-    """
-    vocabulary = folder / VOCABULARY_FOLDER
-    vocabulary.mkdir()
-    known_rows = rows[0] if semantics.vocabulary == "train_days" else rows[1]
-    tasks = [
-        ColumnTask(path, vocabulary, number, rows[1], known_rows, semantics)
-        for number, path in enumerate(spilled, 1)
-    ]
+def _number_columns(
+    job: PrepareJob, spilled: Sequence[Path], rows: int, known_rows: int
+) -> list[tuple[int, bytes]]:
+    """Replace the keys of all columns by ids, a task per column."""
+    folder, numbers = job.partial.result / VOCABULARY_FOLDER, range(len(spilled))
+    folder.mkdir()
+    columns = _Columns(
+        spilled=spilled,
+        folder=folder,
+        rows=rows,
+        known_rows=known_rows,
+        semantics=job.options.semantics,
+    )
     # Slow columns first, so that no thread is left alone with one at the end.
-    order = sorted(range(len(tasks)), key=lambda column: -_distinct_in_head(tasks[column]))
-    by_length = [tasks[column] for column in order]
-    results = threads.run(encode, by_length, report, window=len(order))
+    order = sorted(numbers, key=lambda column: -columns.distinct_in_head(column))
+    report = job.counter("vocabulary", len(spilled) * rows)
+    results = job.threads.run(columns.encode, order, report, window=len(order))
     by_column = dict(zip(order, results, strict=True))
-    disk.flush(vocabulary)
-    return [by_column[column] for column in range(len(tasks))]
-
-
-def _distinct_in_head(task: ColumnTask) -> int:
-    """Number of distinct keys in the first rows: an estimate of a column's time."""
-    head_N = np.fromfile(task.spilled, np.uint32, min(_HEAD_ROWS, task.known_rows))
-    return np.unique(head_N).size
-
-
-def encode(task: ColumnTask, report: Report) -> ColumnResult:
-    """Replace the keys of a column by ids and write its vocabulary."""
-    with task.spilled.open("r+b") as file:
-        table, counts_V = _number(task, file, report)
-        keys_V = table.keys()
-        del table  # makes room for the remapping below
-        if counts_V is not None:
-            kept_V = counts_V[: keys_V.size] >= (task.semantics.min_count or 0)
-            keys_V = keys_V[kept_V]
-            new_ids = np.zeros(kept_V.size + 1, np.uint32)  # after the shared id 0
-            np.cumsum(kept_V, dtype=np.uint32, out=new_ids[1:])
-            new_ids[1:] *= kept_V
-            for ids_N in _blocks(file, range(task.rows)):
-                ids_N[:] = new_ids[ids_N]
-    column = task.semantics.schema.categorical[task.number - 1]
-    digest = write_vocabulary(task.folder, task.number, keys_V, column)
-    return ColumnResult(keys_V.size + task.semantics.shares_id[0], digest)
-
-
-def _number(
-    task: ColumnTask, file: BufferedRandom, report: Report
-) -> tuple[KeyTable, Words | None]:
-    """Replace keys by numbers of first appearance; count each if `min_count` matters."""
-    semantics = task.semantics
-    table = KeyTable()
-    min_count, wrapped = semantics.min_count or 0, semantics.max_ind_range or 0
-    counts_V = np.zeros(_FIRST_SLOTS, np.uint32) if min_count > 1 else None
-    first_id = int(semantics.shares_id[0])
-    parts = (True, range(task.known_rows)), (False, range(task.known_rows, task.rows))
-    for is_known, rows in parts:
-        for keys_N in _blocks(file, rows):
-            if 0 < wrapped <= 0xFFFFFFFF:
-                keys_N %= np.uint32(wrapped)
-            if is_known:
-                table.insert(keys_N, first_id)
-            else:
-                table.lookup(keys_N)
-            if is_known and counts_V is not None:
-                if table.used > counts_V.size:
-                    counts_V = np.concatenate([counts_V, np.zeros(table.used, np.uint32)])
-                count(keys_N, counts_V, first_id)
-            report(keys_N.size)
-    return table, counts_V
+    disk.flush(folder)
+    return [by_column[column] for column in numbers]
 
 
 def _blocks(file: BufferedRandom, rows: range) -> Iterator[Words]:
