@@ -21,7 +21,8 @@ SAMPLES_PER_STEP = 64
 BEGIN = 1_790_000_000.0
 
 
-def progress(step: int, loss: float, *, seconds: float = 1.0) -> Event:
+def progress(step: int, loss: float, time_seconds: float | None = None, **changes: Any) -> Event:
+    """A point of the loss curve: by default after a second for each step."""
     values = {
         "samples": step * SAMPLES_PER_STEP,
         "rows": 10 * SAMPLES_PER_STEP,
@@ -30,12 +31,13 @@ def progress(step: int, loss: float, *, seconds: float = 1.0) -> Event:
         "lr": 0.1,
         "samples_per_step": SAMPLES_PER_STEP,
         "timed_rows": 10 * SAMPLES_PER_STEP,
-        "timed_seconds": seconds,
-        "timed_cpu_seconds": seconds / 2,
-        "seconds_by_span": dict.fromkeys(Span, seconds / len(Span)),
+        "timed_seconds": 1.0,
+        "timed_cpu_seconds": 0.5,
+        "seconds_by_span": dict.fromkeys(Span, 1.0 / len(Span)),
         **dict.fromkeys(("sent_bytes", "dense_equivalent_bytes", "sent_rows")),
+        **changes,
     }
-    return Event(Kind.PROGRESS, step, BEGIN + step, values)
+    return Event(Kind.PROGRESS, step, time_seconds or BEGIN + step, values)
 
 
 def evaluated(step: int, loss: float) -> Event:

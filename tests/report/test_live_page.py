@@ -2,53 +2,44 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import made_runs
 import pytest
 
 from dlrm_hybrid.report.live import Watched, live_document
 from dlrm_hybrid.report.page import html as html_of
 from dlrm_hybrid.report.runs import read_run
+from dlrm_hybrid.telemetry.events import Event, Kind
 
 NOW = 1_000_100.0
 
 
-def started(**changes: Any) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        "attempt": 0,
-        "rank": 0,
-        "role": "worker",
-        "steps_total": 1000,
-        "samples": 0,
-    }
-    values["samples_per_step"] = 10
-    return {"kind": "started", "step": 0, "time_seconds": 1e6, **values, **changes}
+def started(step: int = 0, time_seconds: float = 1e6, attempt: int = 0) -> Event:
+    values = {"attempt": attempt, "rank": 0, "role": "worker", "steps_total": 1000, "samples": 0}
+    return Event(Kind.STARTED, step, time_seconds, {**values, "samples_per_step": 10})
 
 
-def progress(step: int, seconds: float, **changes: Any) -> dict[str, Any]:
+def progress(step: int, seconds: float) -> Event:
     values = {
-        **{"samples": 10 * step, "rows": 1000, "loss": 0.5 + 1 / step, "accuracy": 0.75, "lr": 0.1},
-        **{"timed_rows": 1000, "timed_seconds": 0.5, "timed_cpu_seconds": 0.4},
-        **{"seconds_by_span": {"compute": 0.3, "wait": 0.1}},
+        **{"samples": 10 * step, "rows": 1000, "accuracy": 0.75, "timed_rows": 1000},
+        **{"timed_seconds": 0.5, "seconds_by_span": {"compute": 0.3, "wait": 0.1}},
         **{"sent_bytes": 876_000, "dense_equivalent_bytes": 4_380_000, "sent_rows": 1000},
     }
-    return {"kind": "progress", "step": step, "time_seconds": 1e6 + seconds, **values, **changes}
+    return made_runs.progress(step, 0.5 + 1 / step, 1e6 + seconds, **values)
 
 
-def evaluated(step: int, loss: float, **changes: Any) -> dict[str, Any]:
-    values = {
-        **{"samples": 10 * step, "seconds": 1.0, "log_loss": loss, "accuracy": 0.7, "auc": 0.8},
-        **{"normalized_entropy": 0.9, "base_rate": 0.25, "calibration": 1.0},
-    }
-    return {"kind": "evaluated", "step": step, "time_seconds": 1e6 + step, **values, **changes}
+def evaluated(step: int, loss: float) -> Event:
+    return replace(made_runs.evaluated(step, loss), time_seconds=1e6 + step)
 
 
-def watched(folder: Path, *events: dict[str, Any], running: bool = True, **config: Any) -> Watched:
+def watched(folder: Path, *events: Event, running: bool = True, **config: Any) -> Watched:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"name": "mine", **config}))
-    (folder / "events.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in events))
+    (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events))
     return Watched(run=read_run(folder), is_running=running, now=NOW)
 
 
@@ -86,7 +77,7 @@ def cells(html: str, name: str) -> list[str]:
 
 def test_figures_are_the_last_ones_with_their_steps(tmp_path: Path) -> None:
     events = [started(), progress(100, 10), evaluated(100, 0.4), progress(200, 20)]
-    saved = {"kind": "saved", "step": 200, "time_seconds": 1e6 + 21, "seconds": 0.012}
+    saved = Event(Kind.SAVED, 200, 1e6 + 21, {"seconds": 0.012})
     html = page(watched(tmp_path / "run", *events, evaluated(200, 0.45), saved), 5)
     assert cells(html, "training log-loss") == ["0.5050", "200"]
     assert cells(html, "test log-loss") == ["0.4500", "200"]

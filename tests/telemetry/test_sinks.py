@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from made_runs import progress
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dlrm_hybrid.telemetry import compression, events
@@ -10,21 +11,11 @@ from dlrm_hybrid.telemetry.sinks import JsonLines, TensorBoard
 
 
 def point(samples: int, loss: float) -> Event:
-    values = {
-        "samples": samples,
-        "loss": loss,
-        "accuracy": 0.5,
-        "lr": 0.1,
-        "samples_per_step": 10,
-        "timed_rows": 100,
-        "timed_seconds": 2.0,
-        "timed_cpu_seconds": 1.0,
-        "seconds_by_span": {"compute": 1.5, "wait": 0.5},
-        "sent_bytes": 3000,
-        "dense_equivalent_bytes": 12_000,
-        "sent_rows": 100,
-    }
-    return Event(Kind.PROGRESS, samples // 10, 1.0, values)
+    timed = {"timed_rows": 100, "timed_seconds": 2.0, "timed_cpu_seconds": 1.0}
+    sent = {"sent_bytes": 3000, "dense_equivalent_bytes": 12_000, "sent_rows": 100}
+    values = {**timed, **sent, "samples_per_step": 10, "accuracy": 0.5, "samples": samples}
+    spans = {"compute": 1.5, "wait": 0.5}
+    return progress(samples // 10, loss, seconds_by_span=spans, **values)
 
 
 def scores(samples: int) -> Event:

@@ -1,13 +1,13 @@
 from dataclasses import asdict, replace
 
+import made_runs
 import pytest
-from made_runs import counted
+from made_runs import counted, progress
 
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.rank_meter import RankMeter
-from dlrm_hybrid.telemetry.spans import Span, SpanClock
+from dlrm_hybrid.telemetry.spans import Span
 from dlrm_hybrid.telemetry.summary import summarise
-from dlrm_hybrid.telemetry.traffic import Counters, Phase, Traffic, Versions
+from dlrm_hybrid.telemetry.traffic import Phase, Versions
 
 
 def started(step: int, time_seconds: float, attempt: int = 0, role: str = "worker-0.0") -> Event:
@@ -17,30 +17,16 @@ def started(step: int, time_seconds: float, attempt: int = 0, role: str = "worke
 
 
 def point(step: int, time_seconds: float, loss: float, rows: int = 100) -> Event:
-    values = {
-        "samples": step * 10,
-        "rows": rows,
-        "loss": loss,
-        "accuracy": 1 - loss,
-        "lr": 0.1,
-        "timed_rows": rows - 20,
-        "timed_seconds": 2.0,
-        "timed_cpu_seconds": 1.5,
-        "seconds_by_span": dict.fromkeys(Span, 0.25),
-    }
-    return Event(Kind.PROGRESS, step, time_seconds, values)
+    timed = {"timed_rows": rows - 20, "timed_seconds": 2.0, "timed_cpu_seconds": 1.5}
+    values = {**timed, "seconds_by_span": dict.fromkeys(Span, 0.25), "accuracy": 1 - loss}
+    return progress(step, loss, time_seconds, samples=step * 10, rows=rows, **values)
 
 
 def told(rank: int, role: str, pushed_bytes: int) -> Event:
     """What a rank of a world says at its end, after a CPU second of training for each number."""
-    counters: list[Counters] = []
-    meter = RankMeter(on_phase=counters.append, clock=SpanClock())
-    meter.switch(Phase.TRAIN)
-    counters[-1].sent.add(Traffic.GRADIENT_PUSH, pushed_bytes, pushed_bytes)
-    values = {"rank": rank, "role": role, **meter.values()}
-    values["timed_steps"] = 8
-    values["seconds"][Phase.TRAIN], values["cpu_seconds"][Phase.TRAIN] = 2.0, 1.0 + rank
-    return Event(Kind.RANK, 20, 212.0, values)
+    event = made_runs.told(rank, role, pushed_bytes)
+    event.values["timed_steps"], event.values["seconds"][Phase.TRAIN] = 8, 2.0
+    return replace(event, time_seconds=212.0)
 
 
 SCORES = {

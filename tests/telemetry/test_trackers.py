@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import made_runs
 import pytest
 from patience import HANG_SECONDS
 from world_runs import Train
@@ -18,12 +19,8 @@ from dlrm_hybrid.types import ResourceError
 
 
 def progress(step: int, loss: float) -> Event:
-    values: dict[str, Any] = {
-        **{"samples": 100 * step, "rows": 100, "loss": loss, "accuracy": 0.75, "lr": 0.1},
-        **{"samples_per_step": 100, "timed_rows": 0, "timed_seconds": 0, "timed_cpu_seconds": 0},
-        **{"seconds_by_span": {}, "sent_bytes": None, "dense_equivalent_bytes": None},
-    }
-    return Event(Kind.PROGRESS, step, 1e9 + step, values)
+    values = {"samples": 100 * step, "timed_rows": 0, "seconds_by_span": {}}
+    return made_runs.progress(step, loss, 1e9 + step, **values)
 
 
 FINISHED = Event(Kind.FINISHED, 3, 1e9 + 4, {})
