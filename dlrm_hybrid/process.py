@@ -19,6 +19,8 @@ STOPPED = ("T", "t")
 STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT})
 FORKSERVER_ERRORS = "dlrm_hybrid-forkserver"
 """Name of the file in memory that has the standard error of a supervisor's forkserver."""
+FIRST_KERNELS = "DLRM_HYBRID_FIRST_KERNELS"
+"""Variable that tells the forkserver which kernels its ranks call first."""
 
 
 @contextmanager

@@ -188,6 +188,7 @@ class _Jobs:
 
     def _run(self, job: compose.Job) -> int:
         from dlrm_hybrid.config.validate import validate
+        from dlrm_hybrid.kernels import OF_LEVELS
         from dlrm_hybrid.run.supervisor import ensure_forkserver
 
         config = validate(job.values)
@@ -200,7 +201,9 @@ class _Jobs:
             return ExitCode.DONE
         if self.verb in RANKED:
             # The ranks' imports take seconds: make them beside those of this process.
-            ensure_forkserver([RANK_MODULE])
+            levels = config.embedding.levels and config.activation.sends_levels
+            is_first = self.verb == "train" and levels
+            ensure_forkserver([RANK_MODULE], OF_LEVELS if is_first else ())
         if self.launch is not None or (self.verb == "train" and config.parallel.machines):
             rules = import_module("dlrm_hybrid.run.launch.rules")
             rules.check_world(config, self.launch, job.overrides)

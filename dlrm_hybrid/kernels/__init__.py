@@ -11,3 +11,23 @@ ALL = (
     *("criteo", "gaps", "rows", "levels.row_levels", "residual", "ternary", "delimited"),
     *("levels.steps", "levels.rounding"),
 )
+# What trainers of stages and servers call in their first step where all that they send is levels,
+# in this order. It decides when a kernel is compiled, not whether.
+OF_LEVELS = (
+    *("criteo.pack", "criteo.gather", "gaps.unique_ids", "magnitudes.topk_rows"),
+    *("gaps.encode_ids", "gaps.decode_ids", "levels.row_levels.take_slots"),
+    *("levels.row_levels.row_levels", "levels.steps.quantise", "levels.row_levels.count_levels"),
+    *("levels.row_levels.encode_levels", "levels.steps.count_symbols"),
+    *("levels.activations.encode_units", "levels.row_levels.clear_slots"),
+    *("levels.row_levels.add_squares", "levels.row_levels.decode_levels"),
+    *("levels.row_levels.rows_of_levels", "levels.activations.decode_units"),
+    *("levels.steps.restore", "scatter.gather", "levels.steps.flip", "magnitudes.kth_magnitude"),
+    *("residual.accumulate_select", "levels.rounding.round_to_levels"),
+    *("residual.return_rounding_error", "levels.updates.quanta", "levels.updates.count_places"),
+    *("levels.updates.list_update", "levels.updates.write_update", "gaps.sum_rows"),
+    "levels.row_levels.find_slots",
+    *("levels.row_levels.gradient_levels", "levels.row_levels.scale_levels", "rows.sort_by_row"),
+    *("levels.updates.read_update", "rows.update_sgd", "levels.updates.collect_update"),
+    *("scatter.scatter_add", "scatter.collect", "scatter.put", "levels.rounding.add_levels"),
+    "scatter.put_all",
+)

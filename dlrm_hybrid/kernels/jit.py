@@ -21,7 +21,7 @@ import stat
 import sys
 import tempfile
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -242,6 +242,22 @@ class _Cache(caching.NullCache):
             _say_once("\n".join((*folder.refused, f"compiled kernels are kept in {place}")))
         return None if folder.path is None else _Files(self._function)
 
+    @property
+    def _lock(self) -> Path:
+        name = f"{self._function.__module__}.{self._function.__name__}.lock"
+        return Path(self.cache_path, name)
+
+    def is_taken(self) -> bool:
+        """Whether a process compiles this kernel now."""
+        try:
+            with self._lock.open() as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:  # there is no such file yet, or no locks
+            return False
+        return False
+
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """The kernel for these types; None if this process is to compile it."""
         self._turn.close()
@@ -250,8 +266,7 @@ class _Cache(caching.NullCache):
         loaded = self._load(sig, target_context)
         if loaded is None:
             with suppress(OSError):  # a file system without locks, or a full one
-                name = f"{self._function.__module__}.{self._function.__name__}.lock"
-                file = self._turn.enter_context(Path(self.cache_path, name).open("w"))  # noqa: SIM115
+                file = self._turn.enter_context(self._lock.open("w"))
                 fcntl.flock(file, fcntl.LOCK_EX)
             loaded = self._load(sig, target_context)
         if loaded is not None:
@@ -342,7 +357,22 @@ def kept_kernels(folder: Path) -> int:
     return len([*folder.glob("*.nbi")])
 
 
-def compile_part(part: int, parts: int) -> None:
-    """Compile every `parts`-th kernel, if the cache lacks it, and keep it."""
-    for _, function in [*kernels()][part::parts]:
-        function.compile(argument_types(function.py_func))
+def are_kept(names: Collection[str]) -> bool:
+    """Whether kernels, by their names in `kernels`, are kept; also if they cannot be."""
+    folder = kernel_folder().path
+    parts = [name.rpartition(".") for name in names]
+    return folder is None or all(any(folder.glob(f"*.{k}-{file}.*.nbi")) for file, _, k in parts)
+
+
+def compile_missing(names: Collection[str] = ()) -> None:
+    """Compile kernels that the cache lacks, and keep them.
+
+    Those that another process compiles are left to it, so several that do this share the work.
+
+    Args:
+        names: of `kernels`, in the order of compiling; by default all.
+    """
+    functions = dict(kernels())
+    for function in map(functions.__getitem__, names or functions):
+        if not function._cache.is_taken():
+            function.compile(argument_types(function.py_func))

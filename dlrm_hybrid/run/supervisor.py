@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, final
 
 from dlrm_hybrid import limits
-from dlrm_hybrid.process import FORKSERVER_ERRORS, is_stopped, shielded, stop_signals
+from dlrm_hybrid.process import FIRST_KERNELS, FORKSERVER_ERRORS, is_stopped, shielded, stop_signals
 from dlrm_hybrid.run.rank.process import (
     READY,
     Outcome,
@@ -174,7 +174,7 @@ def forkserver_errors() -> str:
     return _ERRORS.text()
 
 
-def ensure_forkserver(modules: Sequence[str] = ()) -> None:
+def ensure_forkserver(modules: Sequence[str] = (), kernels: Sequence[str] = ()) -> None:
     """Start the forkserver, from which ranks are forked, with its imports, unless it runs.
 
     What ranks are to find in their environment must be there already. Neither the forkserver nor a
@@ -182,11 +182,14 @@ def ensure_forkserver(modules: Sequence[str] = ()) -> None:
 
     Args:
         modules: further modules to import, those of the ranks' entries.
+        kernels: names of those that ranks call first: they are compiled beside the imports.
 
     Raises:
         ResourceError: there is no room for its socket.
     """
     limits.check_temporary_folder()
+    if kernels:
+        os.environ[FIRST_KERNELS] = " ".join(kernels)
     forkserver.set_forkserver_preload([PRELOAD, *modules])
     _ERRORS.open()
     with shielded():

@@ -237,15 +237,23 @@ def test_types_of_every_kernel_follow_from_its_annotations() -> None:
     assert files - set(ALL) == {"__init__", "bits", "device", "jit"}  # of no kernels of numba
 
 
-def test_a_kernel_compiled_ahead_serves_the_call(
+def test_a_kernel_compiled_ahead_serves_the_call_unless_another_process_compiles_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from dlrm_hybrid.kernels import criteo
 
     fresh = kernel(criteo.fill_log_table.py_func)  # pyright: ignore
     monkeypatch.setattr(jit, "kernels", lambda: iter([("other", None), ("criteo", fresh)]))
-    jit.compile_part(1, 2)
+    lock = folder / "dlrm_hybrid.kernels.criteo.fill_log_table.lock"
+    with lock.open("w") as other_process:
+        fcntl.flock(other_process, fcntl.LOCK_EX)
+        jit.compile_missing(["criteo"])
+    assert jit.kept_kernels(folder) == 0
+    assert not jit.are_kept(["criteo.fill_log_table"])
+    jit.compile_missing(["criteo"])
     assert jit.kept_kernels(folder) == 1
+    assert jit.are_kept(["criteo.fill_log_table"])
+    assert not jit.are_kept(["criteo.fill_log_table", "scatter.gather"])
     fresh(np.ones(7, np.float32))
     assert set(fresh.signatures) == {argument_types(fresh.py_func)}
 

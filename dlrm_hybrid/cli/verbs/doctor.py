@@ -45,12 +45,10 @@ def _compile(terminal: Terminal) -> int:
         )
     cores = min(len(os.sched_getaffinity(0)), MOST_COMPILERS)
     terminal.line(f"compiling kernels on {cores} cores, once; they are kept in {cache.path}")
-    program = "from dlrm_hybrid.kernels.jit import compile_part; compile_part({}, {})"
+    program = "from dlrm_hybrid.kernels.jit import compile_missing; compile_missing()"
     compilers = [
-        subprocess.Popen(
-            [sys.executable, "-c", program.format(part, cores)], preexec_fn=tie_to(os.getpid())
-        )
-        for part in range(cores)
+        subprocess.Popen([sys.executable, "-c", program], preexec_fn=tie_to(os.getpid()))
+        for _ in range(cores)
     ]
     codes = [compiler.wait() for compiler in compilers]
     saved, count = kept_kernels(cache.path), len([*kernels()])

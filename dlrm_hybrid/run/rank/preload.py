@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import gc
 import os
+import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from dlrm_hybrid.process import FORKSERVER_ERRORS, die_with_parent
+from dlrm_hybrid.process import FIRST_KERNELS, FORKSERVER_ERRORS, die_with_parent
 
+MOST_COMPILERS = 4
 SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.driver")
 
 
@@ -29,6 +32,27 @@ def write_errors(parent: int) -> None:
                 descriptor = os.open(link, os.O_WRONLY | os.O_APPEND)
                 os.dup2(descriptor, 2)
                 os.close(descriptor)
+
+
+def compile_beside(kernels: Sequence[str]) -> None:
+    """Let children compile these kernels on all cores, beside the imports, if they are not kept.
+
+    A rank that needs one meanwhile waits for it, or compiles it itself if none has begun. So what
+    fails in a child is said by the rank.
+    """
+    from dlrm_hybrid.kernels.jit import are_kept, compile_missing
+
+    if are_kept(kernels):
+        return
+    warnings.filterwarnings("ignore", "forkserver: waitpid")  # it knows of its ranks alone
+    parent = os.getpid()
+    for _ in range(min(len(os.sched_getaffinity(0)), MOST_COMPILERS)):
+        if os.fork() == 0:
+            try:
+                die_with_parent(parent)
+                compile_missing(kernels)
+            finally:
+                os._exit(0)
 
 
 def make_first() -> None:
@@ -48,6 +72,8 @@ with suppress(OSError):  # without /proc, errors go to the terminal
     write_errors(os.getppid())
 die_with_parent(os.getppid())  # before slow imports: the supervisor may end meanwhile
 gc.disable()  # what is imported stays: looking for garbage in it takes a sixth of the time
+if kernels := os.environ.get(FIRST_KERNELS):
+    compile_beside(kernels.split())
 for name in SLOW:
     import_module(name)
 make_first()
