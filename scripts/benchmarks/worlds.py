@@ -113,7 +113,6 @@ def speed_rows(turns: Mapping[str, Sequence[Run]], listed: Listed) -> list[Row]:
             "samples/s": spread([speed(run) for run in runs], 0),
             "to the first": spread(faster, 2),
             "time, %": f"{100 * (1 / median(faster) - 1):+.1f}",
-            **({"paper": listed.paper.get(name, ("",))[0] or None} if listed.paper else {}),
             "network, %": percents([run.summary["network"]["utilization"] for run in runs]),
             "CPU, %": percents([run.summary["cpu"]["utilization"] for run in runs]),
             "CPU, µs/sample": spread(cpu, 1),
@@ -121,6 +120,8 @@ def speed_rows(turns: Mapping[str, Sequence[Run]], listed: Listed) -> list[Row]:
             "sent, %": sent_percent(runs),
             "train loss": f"{mean(run.summary['train']['loss'] for run in runs):.4f}",
         }
+        if listed.paper:
+            row = {**row, "paper, time %": listed.paper.get(name, ("", ""))[0] or None}
         rows.append(row)
     return rows
 
