@@ -438,7 +438,8 @@ def network_use(run: Run) -> dict[str, Curve]:
 
 def cpu_use(run: Run) -> dict[str, Curve]:
     """Percent of a core over time, by role of each rank."""
-    return _use(_windows(run, lambda rank: map(tuple, rank.get("cpu_series", ()))))
+    used = _windows(run, lambda rank: ((x, y, z) for x, y, z in rank.get("cpu_series", ())))
+    return _use(used)
 
 
 def cpu_use_of_all(run: Run) -> Curve | None:

@@ -202,7 +202,7 @@ def label_scores(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     return _scores(("run", "label"), scores)
 
 
-def _scores(heads: Sequence[str], scores: Mapping[tuple[str, ...], Summary]) -> Table | None:
+def _scores(heads: Sequence[str], scores: Mapping[tuple[str, str], Summary]) -> Table | None:
     """A row of `SCORES` for each pair of heads; None without any, GAUC only if one has it."""
     names = [n for n in SCORES if n != "gauc" or any(n in x for x in scores.values())]
     rows = [(*row, *(cell(x.get(name)) for name in names)) for row, x in scores.items()]

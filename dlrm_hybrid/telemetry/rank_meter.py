@@ -63,10 +63,6 @@ def _zeros() -> dict[Phase, float]:
     return dict.fromkeys(Phase, 0.0)
 
 
-def _counters() -> dict[Phase, Counters]:
-    return {phase: Counters() for phase in Phase}
-
-
 class _Timed(NamedTuple):
     """Sums over the steps of an attempt after warm-up."""
 
@@ -129,7 +125,9 @@ class RankMeter:
     _threads: list[_ThreadCpu] = field(default_factory=lambda: [_ThreadCpu()])
     _most_threads: int = 1
     _thread_seconds: dict[Phase, float] = field(default_factory=_zeros)
-    _counters: dict[Phase, Counters] = field(default_factory=_counters)
+    _counters: dict[Phase, Counters] = field(
+        default_factory=lambda: {phase: Counters() for phase in Phase}
+    )
     _step_nanoseconds: Histogram = field(default_factory=Histogram)
     _step_ended: float = 0.0  # seconds of training at the end of the last step
     _cpu_series: Series = field(default_factory=Series)
