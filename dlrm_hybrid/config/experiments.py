@@ -381,7 +381,10 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
         values: Any = OmegaConf.to_container(node, resolve=False)
         if (value := values[leaf]) != (default := defaults_of(record)[leaf]):
             node[leaf] = default
-            lines.append(f"{name} = {shown(value)}: needs {key.only}; left out of the experiment")
+            if anchor not in size:  # else nobody typed what leaves it without an effect
+                lines.append(
+                    f"{name} = {shown(value)}: needs {key.only}; left out of the experiment"
+                )
     return lines
 
 

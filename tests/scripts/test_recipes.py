@@ -58,7 +58,7 @@ def test_without_links_or_a_gpu_the_machine_says_what_to_type(
 ) -> None:
     without = [one for one in MACHINES if not one.startswith("network")]
     assert run(["dlrm_hybrid", *without]) == 2
-    assert "torchrun --nnodes=4 --nproc-per-node=2" in capsys.readouterr().err
+    assert "torchrun --nnodes=4 --nproc-per-node=1" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     if not torch.cuda.is_available():
         assert run(["dlrm_hybrid", *GPU]) == ExitCode.RESOURCES
