@@ -48,18 +48,11 @@ def test_processes_are_one_process(shards: Shards, tmp_path: Path) -> None:
         asked = several.ask(weight_norms, power=1.0)
         assert asked == one.ask(weight_norms, power=1.0)
         assert [len(of_stage) for of_stage in asked] == [8, 10, 4] * 2
+        assert one.ask(lambda worker: worker.rank) == [*range(6)]
+        with pytest.raises(ConfigError, match="order test_own_worlds:.*<lambda>: ranks cannot imp"):
+            several.ask(lambda worker: worker.rank)
         with pytest.raises(RunFailedError, match="ValueError: no such weights"):
             several.ask(failing)
-
-
-def test_an_order_that_processes_cannot_import_is_refused(shards: Shards) -> None:
-    with world_of("in_process", shards) as world:
-        assert world.ask(lambda worker: worker.rank) == [*range(6)]
-    with (
-        world_of("processes", shards, trainers=1) as world,
-        pytest.raises(ConfigError, match="order test_own_worlds:.*<lambda>: ranks cannot import"),
-    ):
-        world.ask(lambda worker: worker.rank)
 
 
 def test_a_class_inside_a_function_is_refused(shards: Shards) -> None:
