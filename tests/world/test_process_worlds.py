@@ -1,6 +1,7 @@
 """Worlds whose ranks are processes, held against those of one process."""
 
 import multiprocessing
+import os
 import re
 import shutil
 import signal
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -252,6 +254,28 @@ def test_a_loader_may_have_processes_and_not_use_its_world(shards: Shards) -> No
         assert helper.is_alive()  # nothing has waited for it
     finally:
         helper.kill()
+    assert ranks() == []
+
+
+def test_a_world_goes_on_after_ctrl_c(shards: Shards) -> None:
+    batch, is_going_on = global_batches(shards, 1)[0], Event()
+
+    def press() -> None:
+        is_going_on.wait()
+        os.kill(os.getpid(), signal.SIGINT)  # which step is cut off does not matter
+
+    presser = Thread(target=press)
+    with world_of("processes", shards) as world:
+        presser.start()
+        with pytest.raises(KeyboardInterrupt):
+            while True:
+                if world.step(batch).step == 3:
+                    is_going_on.set()
+        presser.join()
+        before = world.steps
+        assert before >= 3
+        assert world.step(batch).step == before + 1
+        assert world.evaluate([batch]).rows == 2 * BATCH
     assert ranks() == []
 
 

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -121,28 +120,6 @@ def test_an_interactive_session_has_worlds_of_processes() -> None:
         [sys.executable, "-"], input=program, capture_output=True, text=True, timeout=HANG_SECONDS
     )
     assert (done.returncode, done.stdout) == (0, "16\n"), done.stderr
-
-
-def test_a_script_goes_on_after_ctrl_c(tmp_path: Path) -> None:
-    body = """
-if __name__ == "__main__":
-    with world() as one:
-        one.step()
-        print("begun", flush=True)
-        try:
-            while True:
-                if one.step().step == 3:
-                    print("going on", flush=True)
-        except KeyboardInterrupt:
-            before = one.steps
-        print(before > 1, one.step().step - before, one.evaluate(list(load(0, 1))[:3]).rows)
-"""
-    program = start(tmp_path, body)
-    assert program.stdout is not None
-    assert program.stdout.readline() == "begun\n"
-    assert program.stdout.readline() == "going on\n"
-    program.send_signal(signal.SIGINT)  # which step is cut off does not matter
-    assert_says(program, "True 1 24\n", tmp_path)
 
 
 @pytest.mark.slow
