@@ -329,15 +329,15 @@ def speed_rows(link: str, batch_size: int, options: argparse.Namespace) -> list[
     """What is reached at a rate, turn by turn, and how many times that of `OPPONENT` it is."""
     turns: dict[str, list[Measured]] = {}
     trainers, servers, worlds = options.trainers, options.servers, options.worlds
-    title = trainers if servers is None else servers
     for turn in range(options.repeats):
         for name in dict.fromkeys((OPPONENT, *options.wires)):
             file = options.runs / link / f"{slug(name)}-{trainers}-{batch_size}-{turn}.json"
             found = _kept(file, link, trainers, name, batch_size)
             turns.setdefault(name, []).append(found)
         for world in worlds:
-            folder = options.runs / link / f"{world}-{trainers}-{title}-{batch_size}-{turn}"
             overrides = world_of(world, link, trainers, servers, batch_size)
+            number = validate(values_of(overrides)).parallel.servers
+            folder = options.runs / link / f"{world}-{trainers}-{number}-{batch_size}-{turn}"
             turns.setdefault(world, []).append(_of(train_once(folder, *overrides)))
     theirs = [one.samples_per_second for one in turns[OPPONENT]]
     return [
@@ -427,9 +427,8 @@ def main() -> None:
     of_speed.add_argument("runs", type=Path, help="folder of the runs")
     of_speed.add_argument("--links", nargs="+", default=[LOOPBACK, "10mbit", "100mbit", "1gbit"])
     of_speed.add_argument("--trainers", type=int, default=2)
-    of_speed.add_argument(
-        "--servers", type=int, help="of worlds without stages; default T on links, 1 on loopback"
-    )
+    text = "of worlds without stages; default: as parallel.machines chooses, 1 on loopback"
+    of_speed.add_argument("--servers", type=int, help=text)
     of_speed.add_argument("--worlds", nargs="+", default=WORLDS, help="experiments")
     of_speed.add_argument(
         "--wires", nargs="+", default=[*WIRES], choices=WIRES, help=f"of DDP, beside {OPPONENT}"

@@ -42,7 +42,7 @@ def learned(options: argparse.Namespace, side: str, batch_size: int, rate: float
         world = ("parallel=single", f"train.batch_size={step_rows}")
     else:
         world = (f"+experiment={side}", f"train.batch_size={batch_size}")
-        world += (f"parallel.trainers={trainers}", f"parallel.servers={trainers}")
+        world += (f"parallel.trainers={trainers}", f"parallel.servers={options.servers}")
     return train_unless_diverged(
         options.runs / f"{'ddp' if side == OPPONENT else side}-{trainers}-{batch_size}-{rate}",
         *(*world, *RUN, f"optimizer.lr={rate}"),
@@ -68,7 +68,7 @@ def rows_per_second(options: argparse.Namespace, side: str, batch_size: int) -> 
         files = sorted(folder.glob(f"{side}-{trainers}-{batch_size}-*.json"))
         speeds = [json.loads(one.read_text("utf-8"))["samples_per_second"] for one in files]
     else:
-        folders = sorted(folder.glob(f"{side}-{trainers}-{trainers}-{batch_size}-*"))
+        folders = sorted(folder.glob(f"{side}-{trainers}-{options.servers}-{batch_size}-*"))
         speeds = [read_run(one).summary["samples_per_second"] for one in folders]
     if not speeds:
         raise SystemExit(f"{folder}: has no {side} with {trainers} trainers, batch {batch_size}")
@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--link", default="100mbit")
     parser.add_argument("--trainers", type=int, default=2)
     parser.add_argument("--worlds", nargs="+", default=["dp_levels"], help="experiments")
+    parser.add_argument("--servers", type=int, default=0, help="of our worlds; default 0")
     parser.add_argument("--batch-sizes", type=int, nargs="+", default=[128, 2048])
     parser.add_argument("--rates", type=float, nargs="+", default=[0.1, 0.4, 1.6])
     parser.add_argument("--goal", type=float, default=0.470, help="test log-loss; default 0.470")
