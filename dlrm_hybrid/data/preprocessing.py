@@ -99,6 +99,8 @@ class Vocabulary:
         if self.column.has_texts:
             ids = {key: id for id, key in enumerate(self.keys, self.first_id)}
             return lambda keys: np.array([ids.get(key, NO_ROW) for key in keys], np.int64)
+        if self.column.has_hashes:
+            return self._lookup_of_hashes()
         known_V = np.asarray(self.keys, np.int64)
         order_V = np.argsort(known_V, kind="stable")
         sorted_V = np.append(known_V[order_V], 0)  # a place for keys above all others
@@ -108,6 +110,21 @@ class Vocabulary:
             keys_D = np.asarray(keys, np.int64)
             place_D = np.searchsorted(sorted_V[:-1], keys_D)
             return np.where(sorted_V[place_D] == keys_D, ids_V[place_D], NO_ROW)
+
+        return find
+
+    def _lookup_of_hashes(self) -> Lookup:
+        """A compiled hash table, as Criteo's columns have millions of categories."""
+        from dlrm_hybrid.data.sources.criteo_ids import KeyTable  # numba takes a while
+
+        table = KeyTable()
+        table.insert(np.array(self.keys, np.uint32), 0)
+
+        def find(keys: Keys) -> Int64s:
+            number_D = np.array(keys, np.uint32)
+            table.lookup(number_D)  # 1 + number, 0 for unknown ones
+            id_D = number_D.astype(np.int64) - 1 + self.first_id
+            return np.where(number_D > 0, id_D, NO_ROW)
 
         return find
 

@@ -14,17 +14,16 @@ import numpy as np
 import torch
 from torch.nn import Module
 
-from dlrm_hybrid.arrays import Float32s, Int64s
+from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.manifest import version
 from dlrm_hybrid.checkpoint.reader import OnRead
 from dlrm_hybrid.config.outside import fault_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.data.preprocessing import NO_ROW, Keys, Lookup, Preprocessing, Vocabulary
+from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
-from dlrm_hybrid.data.sources.criteo_ids import KeyTable
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.outside import path_of
 from dlrm_hybrid.predict.sources import NewRows, frame_block
@@ -98,7 +97,7 @@ class Predictor:
             torch.set_num_threads(threads)
         self.schema = preprocessing.schema.for_scoring
         self.extra: Extra = extra
-        encoder = Encoder(preprocessing.columns(), unknown, _lookup)
+        encoder = Encoder(preprocessing.columns(), unknown)
         self._batch_rows = batch_rows
         self._updating = Lock()
         # Replaced as a whole by `update`: whoever scores takes it once.
@@ -232,7 +231,7 @@ class _Serving:
             }
             columns = zip(before, schema.first_columns, strict=True)
             vocabularies = [replace(later[first], column=old.column) for old, first in columns]
-            encoder = self.encoder.having(vocabularies, _lookup)
+            encoder = self.encoder.having(vocabularies)
             rows = tuple(
                 max(1, vocabulary.table_rows) for vocabulary in encoder.columns.vocabularies
             )
@@ -251,18 +250,3 @@ class _Serving:
         return _Serving(
             version=delta.model, preprocessing=preprocessing, encoder=encoder, model=model
         )
-
-
-def _lookup(vocabulary: Vocabulary) -> Lookup:
-    """Like `Vocabulary.lookup`, with a compiled hash table for millions of Criteo's hashes."""
-    if not vocabulary.column.has_hashes:
-        return vocabulary.lookup()
-    table = KeyTable()
-    table.insert(np.array(vocabulary.keys, np.uint32), 0)
-
-    def find(keys: Keys) -> Int64s:
-        number_D = np.array(keys, np.uint32)
-        table.lookup(number_D)  # 1 + number, 0 for unknown ones
-        return np.where(number_D > 0, number_D.astype(np.int64) - 1 + vocabulary.first_id, NO_ROW)
-
-    return find

@@ -7,7 +7,7 @@ Shapes: B rows, I dense columns, F categorical columns, M ids of a column.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, final
 
@@ -47,7 +47,7 @@ class Encoder:
 
     Args:
         unknown: what to do with unknown categories of columns without a shared id 0.
-        lookup: builds the index of a vocabulary.
+        earlier: an encoder whose indices of vocabularies and counts are kept.
 
     Attributes:
         unknown_F: number of unknown ids so far by column, without empty values of columns with
@@ -55,33 +55,22 @@ class Encoder:
     """
 
     def __init__(
-        self,
-        columns: ModelColumns,
-        unknown: Unknown,
-        lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
+        self, columns: ModelColumns, unknown: Unknown, earlier: Encoder | None = None
     ) -> None:
         self.columns = columns
         self._unknown: Unknown = unknown
-        firsts, vocabularies = columns.schema.first_columns, columns.vocabularies
-        of_tables = {first: lookup(vocabularies[first]) for first in dict.fromkeys(firsts)}
-        self._lookups = [of_tables[first] for first in firsts]
-        self.unknown_F = np.zeros(len(firsts), np.int64)
+        vocabularies, self._firsts = columns.vocabularies, columns.schema.first_columns
+        indices = {} if earlier is None else earlier._index_of
+        self._index_of: dict[int, Lookup] = {}  # by the identity of a vocabulary's keys
+        for vocabulary in columns.schema.by_table(vocabularies):
+            keys = id(vocabulary.keys)
+            self._index_of[keys] = indices.get(keys) or vocabulary.lookup()
+        counts_F = np.zeros(len(vocabularies), np.int64)
+        self.unknown_F = counts_F if earlier is None else earlier.unknown_F
 
-    def having(
-        self,
-        vocabularies: Sequence[Vocabulary],
-        lookup: Callable[[Vocabulary], Lookup] = Vocabulary.lookup,
-    ) -> Encoder:
+    def having(self, vocabularies: Sequence[Vocabulary]) -> Encoder:
         """An encoder with these vocabularies, and the counts of this one."""
-        keys = (id(vocabulary.keys) for vocabulary in self.columns.vocabularies)
-        lookups = dict(zip(keys, self._lookups, strict=True))
-        encoder = Encoder(
-            replace(self.columns, vocabularies=vocabularies),
-            self._unknown,
-            lambda vocabulary: lookups.get(id(vocabulary.keys)) or lookup(vocabulary),
-        )
-        encoder.unknown_F = self.unknown_F
-        return encoder
+        return Encoder(replace(self.columns, vocabularies=vocabularies), self._unknown, self)
 
     @property
     def padded_rows(self) -> tuple[int, ...]:
@@ -112,7 +101,8 @@ class Encoder:
             keys = coded.keys
             if is_wrapped and schema.categorical[column].has_hashes:
                 keys = np.asarray(keys, np.uint32) % np.uint32(self.columns.modulo)
-            ids_M = self._lookups[column](keys)
+            vocabulary = self.columns.vocabularies[self._firsts[column]]
+            ids_M = self._index_of[id(vocabulary.keys)](keys)
             if not isinstance(keys, np.ndarray):  # distinct keys, not those of all ids
                 ids_M = ids_M[coded.index_M]
             unknown = self._settle(column, ids_M, coded)
