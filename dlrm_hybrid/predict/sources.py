@@ -22,7 +22,7 @@ from dlrm_hybrid.data.sources.arrow import is_text, pa, plain, usual
 from dlrm_hybrid.data.sources.columns import Coded, Values
 from dlrm_hybrid.data.sources.criteo import NUM_COLUMNS, column_name, parse
 from dlrm_hybrid.data.sources.files import open_source
-from dlrm_hybrid.data.sources.objects import array_of
+from dlrm_hybrid.data.sources.objects import batch_of
 from dlrm_hybrid.data.sources.text import blocks as text_blocks
 from dlrm_hybrid.data.sources.values import as_text, read_values, without
 from dlrm_hybrid.types import DataError
@@ -99,11 +99,10 @@ def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> 
     present = [str(name) for name in frame.columns]
     names = _names(FRAME, present, schema, (), extra)
     try:
-        arrays = [array_of(frame.iloc[:, present.index(name)], name, schema) for name in names]
+        batch = batch_of({name: frame.iloc[:, present.index(name)] for name in names}, schema)
     except ValueError as error:
         raise DataError(f"{FRAME}: {error} ({ROWS_KEY})") from error
-    row_N = np.arange(1, len(frame) + 1, dtype=np.int64)
-    block = files.Block(pa.record_batch(arrays, names), row_N, ())
+    block = files.Block(batch, np.arange(1, len(frame) + 1, dtype=np.int64), ())
     return _of_columns(block, schema, FRAME, ())
 
 

@@ -22,10 +22,9 @@ from dlrm_hybrid.bags import Bags, lengths_of, table_offsets
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Scale
 from dlrm_hybrid.data.preprocessing import Keys, ModelColumns, Preprocessing, Vocabulary
 from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, adapter
-from dlrm_hybrid.data.sources.arrow import pa
 from dlrm_hybrid.data.sources.columns import Values
 from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.objects import array_of
+from dlrm_hybrid.data.sources.objects import batch_of
 from dlrm_hybrid.data.sources.values import read_values
 from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
 from dlrm_hybrid.types import DataError
@@ -273,17 +272,16 @@ class ModelInputs:
             fine.add(names)
 
     def _values(self, rows: Sequence[Row]) -> Values:
-        schema, names = self._schema, list(dict.fromkeys(self._schema.features))
+        schema, defaults = self._schema, self._schema.defaults
+        columns = {
+            name: [row[name] if name in row else defaults[name] for row in rows]
+            for name in schema.features
+        }
         try:
-            columns = [array_of(self._column(rows, name), name, schema) for name in names]
+            block = Block(batch_of(columns, schema), np.arange(1, len(rows) + 1), ())
         except ValueError as error:
             raise DataError(str(error)) from None
-        block = Block(pa.record_batch(columns, names), np.arange(1, len(rows) + 1), ())
         values, bad = read_values(block, schema, self._path, labels=False)
         if bad:
             raise DataError(bad[0].where)
         return values
-
-    def _column(self, rows: Sequence[Row], name: str) -> list[Any]:
-        """The values of a column, and its default in the schema for rows without it."""
-        return [row[name] if name in row else self._schema.defaults[name] for row in rows]
