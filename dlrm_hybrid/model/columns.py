@@ -3,6 +3,7 @@
 A table's bags are those of its first column, then those of its second, as many for every table as
 for the one with most columns; the bags that others lack are empty. So what holds tables knows no
 columns, and a row that several columns have looked up is updated once, by the sum of all gradients.
+If each column has a table of its own, all stays as it is.
 
 Shapes: B rows of a batch, C columns, F tables, D embedding dimension; N bags of each table.
 """
@@ -47,12 +48,14 @@ class ColumnBags:
         self._places_C = torch.from_numpy(places_C).to(device)
 
     @classmethod
-    def of(cls, spec: ModelShape, device: torch.device = HOST.device) -> ColumnBags | None:
-        """The `ColumnBags` of a model; None if each column has a table of its own."""
-        return cls(spec.table_of_column, device) if spec.table_of_column else None
+    def of(cls, spec: ModelShape, device: torch.device = HOST.device) -> ColumnBags:
+        """The `ColumnBags` of a model."""
+        return cls(spec.columns, device)
 
     def by_table(self, bags: Bags[Tensor]) -> Bags[Tensor]:
         """The bags of the tables, from the bags of the columns; ValueError if they do not fit."""
+        if self.most == 1:
+            return bags
         arrays = require_ids_on_cpu(bags).map(Tensor.numpy)
         lengths_FXB = np.zeros((self._tables, self.most, bags.rows), np.int64)
         lengths_FXB[self._tables_C, self._among_C] = lengths_of(arrays)
@@ -63,6 +66,8 @@ class ColumnBags:
 
     def by_column(self, pooled_NFD: Tensor) -> Tensor:
         """The pooled rows of the columns (B, C, D), from the pooled rows of the tables' bags."""
+        if self.most == 1:
+            return pooled_NFD
         tables, dim = pooled_NFD.shape[1:]
         rows = len(pooled_NFD) // self.most
         by_place = pooled_NFD.view(self.most, rows, tables, dim).transpose(1, 2)
@@ -71,6 +76,8 @@ class ColumnBags:
 
     def gradients(self, gradient_BCD: Tensor) -> Tensor:
         """The gradients of the tables' bags (N, F, D), from the gradients of the columns' rows."""
+        if self.most == 1:
+            return gradient_BCD
         rows, _, dim = gradient_BCD.shape
         by_place = gradient_BCD.new_zeros(self.most * self._tables, rows, dim)
         by_place.index_copy_(0, self._places_C, gradient_BCD.transpose(0, 1))

@@ -109,13 +109,14 @@ def _read(worker: Worker, batch: BatchNumber, inputs: Inputs) -> None:
     if worker.tables is not None:
         assert inputs.bags is not None
         for number, bags in enumerate((inputs.bags, *inputs.coming), batch):
-            worker.tables.prefetch(BatchNumber(number), bags)
+            worker.tables.prefetch(BatchNumber(number), worker.columns.by_table(bags))
 
 
 def look_up(worker: Worker, tables: Tables, batch: BatchNumber) -> Program[Any]:
     """Look up the pooled rows of a batch in flight."""
     lr = worker.embedding_schedule.lr(batch)
-    return (yield from tables.lookup(batch, worker.stage.bags(batch), lr))
+    bags = worker.columns.by_table(worker.stage.bags(batch))
+    return worker.columns.by_column((yield from tables.lookup(batch, bags, lr)))
 
 
 def _finish(worker: Worker, batch: BatchNumber) -> Program[StageResult]:
@@ -125,5 +126,6 @@ def _finish(worker: Worker, batch: BatchNumber) -> Program[StageResult]:
     yield from worker.client.push(result.gradients)
     if worker.tables is not None:
         assert result.pooled_gradient_BFD is not None
-        yield from worker.tables.update(batch, result.pooled_gradient_BFD)
+        gradient = worker.columns.gradients(result.pooled_gradient_BFD)
+        yield from worker.tables.update(batch, gradient)
     return result

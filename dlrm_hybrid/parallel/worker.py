@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dlrm_hybrid.data.loader import Batch
+from dlrm_hybrid.model.columns import ColumnBags
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.spec import StagePart
@@ -38,6 +39,7 @@ class Worker:
         pipeline: the ops of this stage and its neighbours in every tick.
         boundaries: boundaries to the neighbouring stages.
         tables: access to the tables; None at a stage without the interaction.
+        columns: which columns share a table.
         embedding_schedule: learning rate of the tables.
         client: pulls the weights of the stage and pushes their gradients.
     """
@@ -47,6 +49,7 @@ class Worker:
     pipeline: Pipeline
     boundaries: Boundaries
     tables: Tables | None
+    columns: ColumnBags
     embedding_schedule: LrSchedule
     client: Client
 
@@ -147,7 +150,8 @@ def predict_batch(worker: Worker, number: int, inputs: Inputs) -> Program[Tensor
     pooled_BFD = None
     if worker.tables is not None:
         assert inputs.bags is not None
-        pooled_BFD = yield from worker.tables.predict(inputs.bags)
+        pooled = yield from worker.tables.predict(worker.columns.by_table(inputs.bags))
+        pooled_BFD = worker.columns.by_column(pooled)
     received_BN = yield from boundaries.receive_activations(batch, EVALUATION, inputs.rows)
     boundaries.confirm(batch)
     left = predict_stage(worker.stage, inputs, received_BN, pooled_BFD)

@@ -258,9 +258,7 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
     counts: list[tuple[int, ...]] = []
     for _ in range(min(ID_BATCHES, loader.steps_per_epoch)):
         batch, at = loader.read(at)
-        bags = batch.bags
-        if columns is not None:
-            bags = columns.by_table(tensor_bags(bags)).map(lambda one: one.numpy())
+        bags = columns.by_table(tensor_bags(batch.bags)).map(lambda ids: ids.numpy())
         values_N, offsets = bags.values.reshape(-1), table_offsets(bags).tolist()
         parts = [np.unique(values_N[start:stop]) for start, stop in pairwise(offsets)]
         counts_F = np.array([len(ids) for ids in parts], np.int64)
@@ -270,7 +268,7 @@ def batch_ids(config: Config, shards: Shards) -> BatchIds:
         numbers = len(values_N), int(counts_F.sum()), *elements, len(coded)
         counts.append((bags.tables * bags.rows, *numbers))
     means, schema = np.mean(counts, axis=0).tolist(), shards.schema
-    are_lists = bool(schema.multi_hot or schema.expanded or columns)
+    are_lists = bool(schema.multi_hot or schema.expanded or columns.most > 1)
     return BatchIds(*means, are_lists=are_lists, are_weighted=bool(schema.weighted))
 
 

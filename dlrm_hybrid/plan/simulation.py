@@ -212,7 +212,7 @@ class _Worker:
         self.part, self.microbatches = world.partition.stages[stage], self.pipeline.microbatches
         self.coming = [TENSOR] * config.embedding.staleness
         self.stage: Any = self
-        self.boundaries = self.client = self.embedding_schedule = self
+        self.boundaries = self.client = self.columns = self.embedding_schedule = self
         self.tables = self if self.part.has_interaction else None
         self.pace = 1.0
         self._world, self._units = world, units
@@ -243,6 +243,11 @@ class _Worker:
 
     def bags(self, batch: int) -> Any:
         return TENSOR
+
+    def by_table(self, tensor: Any) -> Any:
+        return tensor
+
+    by_column = gradients = by_table
 
     def take_rows(self, batch: int, pooled: Any) -> None:
         pass

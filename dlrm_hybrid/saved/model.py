@@ -161,10 +161,7 @@ class SavedModel:
         with torch.no_grad():
             bags: Bags[Tensor] = batch.bags.map(lambda ids: torch.from_numpy(ids))
             x_BN, columns = torch.from_numpy(batch.dense_BI), ColumnBags.of(self.spec)
-            if columns is None:
-                pooled_BFD = self.embeddings(bags)
-            else:
-                pooled_BFD = columns.by_column(self.embeddings(columns.by_table(bags)))
+            pooled_BFD = columns.by_column(self.embeddings(columns.by_table(bags)))
             if self.rounding is not None:
                 pooled_BFD = self.rounding.rounded(pooled_BFD)
             pooled_BFD = with_means(pooled_BFD, bags)

@@ -258,7 +258,8 @@ class WorkerRank(Holder):
             return self.runner.run(predict_batch(self.evaluator, number, inputs))
         if self.evaluator.tables is not None:
             # Sharded tables serve all trainers together, so one without rows looks up none.
-            self.runner.run(self.evaluator.tables.predict(tensor_bags(batch.bags)))
+            bags = self.evaluator.columns.by_table(tensor_bags(batch.bags))
+            self.runner.run(self.evaluator.tables.predict(bags))
         return None
 
     def masters(self, trainers: Sequence[int]) -> Mapping[str, Tensor]:

@@ -112,7 +112,7 @@ def test_ids_of_one_a_row_are_bags_too() -> None:
 
 
 def test_as_many_vectors_meet_as_there_are_columns() -> None:
-    assert ColumnBags.of(ModelSpec(**SHAPE, table_rows=(3, 4))) is None
+    assert ColumnBags.of(ModelSpec(**SHAPE, table_rows=(3, 4))).most == 1
     pair = {**SHAPE, "bottom": (), "table_rows": (9,), "interaction": Dot()}
     assert (SPEC.num_vectors, SPEC.table_names) == (
         7,

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.compress.activation.codec import ActivationCodec, Key, Mask, Sections
+from dlrm_hybrid.model.columns import ColumnBags
 from dlrm_hybrid.model.optimizer import Constant, Momentum, Optimizer, Sgd
 from dlrm_hybrid.model.spec import ModelSpec, Partition, StagePart
 from dlrm_hybrid.parallel.boundaries import Boundaries
@@ -159,6 +160,7 @@ class Blocks:
                         port, part, dict.fromkeys((-1, 0, 1, 2), Bytes()), SpanClock()
                     ),
                     tables=self.tables if part.has_interaction else None,
+                    columns=ColumnBags.of(SPEC),
                     embedding_schedule=Constant(base_lr=lr),
                     client=LocalClient(model.dense_parameters(), config, SpanClock()),
                 )

@@ -15,6 +15,7 @@ from dlrm_hybrid.compress.activation.codec import ActivationCodec, DenseCodec
 from dlrm_hybrid.compress.gradient.compressor import Dense
 from dlrm_hybrid.compress.gradient.layout import Layout as FlatLayout
 from dlrm_hybrid.compress.gradient.layout import Spec
+from dlrm_hybrid.model.columns import ColumnBags
 from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import Embeddings
 from dlrm_hybrid.model.interaction import Cross, Fm
@@ -151,6 +152,7 @@ class TinyWorld:
                     pipeline=self.pipeline,
                     boundaries=Boundaries(port, part, codecs, SpanClock()),
                     tables=SharedTables(joint, group) if rank in group else None,
+                    columns=ColumnBags.of(spec),
                     embedding_schedule=Constant(base_lr=self.table_lr),
                     client=client,
                 )

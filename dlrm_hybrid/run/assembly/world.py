@@ -52,7 +52,6 @@ from dlrm_hybrid.parallel.runners import ProcessRunner
 from dlrm_hybrid.parallel.stage import Stage
 from dlrm_hybrid.parallel.tables.base import Tables
 from dlrm_hybrid.parallel.tables.cached import CachedTables
-from dlrm_hybrid.parallel.tables.columns import ColumnTables
 from dlrm_hybrid.parallel.tables.local import LocalTables
 from dlrm_hybrid.parallel.tables.order import ArrivalOrder, BatchOrder
 from dlrm_hybrid.parallel.tables.served import ServedTables, TableClient
@@ -263,7 +262,7 @@ def thread_workers(layout: Layout, learner: Learner, send: Send) -> Sequence[Wor
             boundaries=Boundaries(
                 owner.boundaries.port, owner.part, codecs.activations, layout.clock
             ),
-            tables=owner.tables and _by_column(layout, served_tables(layout, owner.rank, send)),
+            tables=owner.tables and served_tables(layout, owner.rank, send),
             client=client,
         )
         for client in clients
@@ -327,16 +326,11 @@ def _worker(
         ),
         pipeline=build.pipeline(config),
         boundaries=boundaries,
-        tables=_by_column(layout, tables),
+        tables=tables,
+        columns=ColumnBags.of(layout.spec, layout.tables.device),
         embedding_schedule=build_model.embedding_schedule(config, layout.steps, layout.lowered),
         client=client,
     )
-
-
-def _by_column(layout: Layout, tables: Tables | None) -> Tables | None:
-    """Access to tables by columns, where several of these may have the same."""
-    columns = ColumnBags.of(layout.spec, layout.tables.device)
-    return tables if tables is None or columns is None else ColumnTables(tables, columns)
 
 
 def server(layout: Layout, index: int) -> ParameterServer:

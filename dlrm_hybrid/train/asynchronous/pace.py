@@ -175,7 +175,7 @@ class SimulatedPace(Pace):
             for worker in (learner.worker for learner in self.trainers.learners[trainer]):
                 bags = stage_inputs(worker, batch).bags
                 if worker.tables is not None and bags is not None:
-                    worker.tables.prefetch(BatchNumber(count), bags)
+                    worker.tables.prefetch(BatchNumber(count), worker.columns.by_table(bags))
             heapq.heappush(self._begun, _Begun(now + self._time(trainer, count), trainer, batch))
 
     def _learn(self, trainer: int, batch: Batch) -> StepMetrics:
