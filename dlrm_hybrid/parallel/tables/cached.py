@@ -134,7 +134,6 @@ class CachedTables(Tables):
         self._sums_SD = torch.zeros(0, client.dim)  # 0 in free slots
         self.remembered = client.remembered
         self._flying: dict[BatchNumber, tuple[DistinctIds, CacheTurn]] = {}
-        self._updated = 0
 
     @override
     def prefetch(self, batch: BatchNumber, bags: Bags[Tensor]) -> None:
@@ -170,19 +169,18 @@ class CachedTables(Tables):
             left_LD = self._sums_SD.index_select(0, slots_L)
             self._sums_SD.index_fill_(0, slots_L, 0.0)
             self._client.update(self._split(left_L4[:, 0], ids), batch, left_LD)
-        self._updated = batch + 1
 
     @override
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
-        return self._client.predict(bags, self._updated)
+        return self._client.predict(bags)
 
     @override
     def state_ahead(self) -> Program[list[Piece]]:
-        ahead = yield from self._client.state_ahead(self._updated)
+        ahead = yield from self._client.state_ahead()
         kept_N4 = self._kept()
         slots_N = torch.from_numpy(kept_N4[:, 3])
         # Relative to the current batch, since a resumed trainer may count anew.
-        ages_N2 = self._updated - kept_N4[:, 1:3]
+        ages_N2 = self._client.updated - kept_N4[:, 1:3]
         state = {
             "keys": torch.from_numpy(kept_N4[:, 0].copy()),
             "ages": torch.from_numpy(ages_N2),
@@ -196,7 +194,7 @@ class CachedTables(Tables):
     @override
     def flush(self) -> Program[None]:
         """Send the sums of all rows kept, as the update of a batch without lookups."""
-        kept_N4, batch = self._kept(), BatchNumber(self._updated)
+        kept_N4, batch = self._kept(), BatchNumber(self._client.updated)
         if not len(kept_N4):
             return
         ids, split = split_batch(self._client.nothing, self._client.servers)
@@ -207,19 +205,17 @@ class CachedTables(Tables):
         self._client.update(self._split(kept_N4[:, 0], ids), batch, sums_ND)
         self._sums_SD.index_fill_(0, slots_N, 0.0)
         self._cache.restart(kept_N4[:0])
-        self._updated = batch + 1
 
     @override
     def settle(self) -> Program[None]:
         self._cache.restart(self._kept())
         self._flying.clear()
-        return self._client.settle(self._updated)
+        return self._client.settle()
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
         saved = self._saved(values)
         self._rows_SD, self._sums_SD = saved["rows"].clone(), saved["sums"].clone()
-        self._updated = version
         self._flying.clear()
         self._client.restart(version, values)
         slots_N = np.arange(len(saved["keys"]))

@@ -69,6 +69,7 @@ class TableClient:
 
     Attributes:
         remembered: compression state of exchanged rows.
+        updated: number of batches whose updates have been sent.
     """
 
     def __init__(self, port: Port, spec: ModelShape, formats: RowFormats, clock: SpanClock) -> None:
@@ -89,6 +90,7 @@ class TableClient:
         self.looking_up = clock.within(Span.EMBEDDING)
         self.prefix = f"{LOOKUPS_PREFIX}{trainer}."
         self._flights: dict[BatchNumber, _Flight] = {}
+        self.updated = 0
 
     @property
     def servers(self) -> int:
@@ -135,39 +137,41 @@ class TableClient:
             dense_bytes = FLOAT_BYTES * self._widths.mean_elements(asked.lookups)
             to = self._group[server]
             self._port.send(to, Kind.UPDATE, batch, sections, dense_bytes=dense_bytes)
+        self.updated = batch + 1
 
-    def predict(self, bags: Bags[Tensor], updated: int) -> Program[Tensor]:
-        """Look up pooled rows (B, F, D) once `updated` batches are applied; no update follows."""
+    def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
+        """Look up pooled rows (B, F, D) once all updates are applied; no update follows."""
         if not bags.rows:
             return torch.empty(0, bags.tables, self.dim)
         with self.looking_up:
             ids, split = split_batch(bags, self.servers)
-        rows_KD = yield from self._look_up(split, updated)
+        rows_KD = yield from self._look_up(split)
         with self.looking_up:
             return ids.pool(rows_KD)
 
-    def state_ahead(self, updated: int) -> Program[list[Piece]]:
-        """Compression state, and rows asked for ahead of `updated` batches; waits for them."""
+    def state_ahead(self) -> Program[list[Piece]]:
+        """Compression state, and rows asked for ahead of the updates; waits for them."""
         ahead: dict[str, Tensor] = {}
         for batch, flight in self._flights.items():
             reads = yield from self._read(batch, flight)
             for server, (rows, read) in enumerate(zip(flight.rows_S, reads, strict=True)):
                 # Relative to the current batch: the tables will have newer versions.
-                head = f"{self.prefix}ahead.{server}.{batch - updated}."
+                head = f"{self.prefix}ahead.{server}.{batch - self.updated}."
                 ahead |= {f"{head}{name}": x for name, x in flight_tensors(rows, read).items()}
         pieces = full_pieces(self.remembered.tensors(), Group.LEVELS)
         return pieces + full_pieces(ahead, Group.LOOKUPS)
 
-    def settle(self, updated: int) -> Program[None]:
-        """Take what is under way, and wait until `updated` batches' updates have arrived."""
+    def settle(self) -> Program[None]:
+        """Take what is under way, and wait until all updates have arrived."""
         for batch in list(self._flights):
             yield from self._take(batch)
         # Table servers handle a rank's messages in order: they answer this one last.
         _, split = split_batch(self.nothing, self.servers)
-        yield from self._look_up(split, updated)
+        yield from self._look_up(split)
 
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
         """Resume after `version` batches from `state_ahead`, if `values` hold it."""
+        self.updated = version
         self.remembered.load(values)
         flights = [
             flights_of(values, f"{self.prefix}ahead.{server}.", held)
@@ -185,8 +189,9 @@ class TableClient:
                 to, Kind.LOOKUP, number, sections, microbatch=microbatch, dense_bytes=dense_bytes
             )
 
-    def _look_up(self, split: SplitIds, updated: int) -> Program[Tensor]:
-        """Look up rows (K, D) as they are once `updated` batches are applied."""
+    def _look_up(self, split: SplitIds) -> Program[Tensor]:
+        """Look up rows (K, D) as they are once all updates are applied."""
+        updated = self.updated
         with self.looking_up:
             self._send(split, updated, EVALUATION)
         rows_S = [asked.ids for asked in split.asked]
@@ -238,7 +243,6 @@ class ServedTables(Tables):
         self._averaged = averaged
         self.remembered = client.remembered
         self._flying: dict[BatchNumber, tuple[DistinctIds, SplitIds]] = {}
-        self._updated = 0
 
     @override
     def prefetch(self, batch: BatchNumber, bags: Bags[Tensor]) -> None:
@@ -262,23 +266,21 @@ class ServedTables(Tables):
             ids, split = self._flying.pop(batch)
             sum_KD = ids.sum_by_id(mean_part(gradient_BFD, self._averaged))
             self._client.update(split, batch, sum_KD)
-        self._updated = batch + 1
 
     @override
     def predict(self, bags: Bags[Tensor]) -> Program[Tensor]:
-        return self._client.predict(bags, self._updated)
+        return self._client.predict(bags)
 
     @override
     def state_ahead(self) -> Program[list[Piece]]:
-        return self._client.state_ahead(self._updated)
+        return self._client.state_ahead()
 
     @override
     def settle(self) -> Program[None]:
         self._flying.clear()
-        return self._client.settle(self._updated)
+        return self._client.settle()
 
     @override
     def restart(self, version: Version, values: Mapping[str, Tensor]) -> None:
-        self._updated = version
         self._flying.clear()
         self._client.restart(version, values)
