@@ -83,12 +83,6 @@ def address(config: Config) -> str:
     return own_address(config.network.bind or LOOPBACK)
 
 
-def mailbox_capacity(config: Config) -> int:
-    """Capacity of a worker's mailbox: frames of rows requested ahead, and others."""
-    ahead = (config.embedding.staleness + 1) * config.parallel.table_servers
-    return FRAMES_BESIDE_ROWS + ahead
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
     """The layout of a world: who computes and who owns what.
@@ -450,10 +444,11 @@ def messenger_of(
 ) -> Messenger:
     """Make a rank's messenger to the others, whose mailbox answers some frames at once."""
     config = layout.config
+    ahead = (config.embedding.staleness + 1) * config.parallel.table_servers  # frames of rows
     return Messenger(
         attempt=layout.attempt,
         channel=channel,
-        mailbox=Mailbox(channel, layout.attempt, mailbox_capacity(config), answer),
+        mailbox=Mailbox(channel, layout.attempt, FRAMES_BESIDE_ROWS + ahead, answer),
         patience_seconds=config.network.patience_seconds,
         clock=layout.clock,
     )

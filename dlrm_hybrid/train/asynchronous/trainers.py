@@ -98,10 +98,6 @@ class Trainer:
         due = len(self.told) - (ahead if is_learning else 0)
         return len(self.done) == self.stages and min(self.done.values()) >= due
 
-    def has_done(self, rank: int) -> bool:
-        """Whether a worker is present and has done all orders."""
-        return self.done.get(rank) == len(self.told)
-
 
 @final
 @dataclass(slots=True)
@@ -208,4 +204,5 @@ class Trainers:
         return bool(trainers) and all(map(self._has_done, self.workers(trainers)))
 
     def _has_done(self, rank: int) -> bool:
-        return self[rank // self.topology.stages].has_done(rank)
+        trainer = self[rank // self.topology.stages]
+        return trainer.done.get(rank) == len(trainer.told)
