@@ -60,7 +60,7 @@ class Encoder:
         self.columns = columns
         self._unknown: Unknown = unknown
         vocabularies, self._firsts = columns.vocabularies, columns.schema.first_columns
-        indices = {} if earlier is None else earlier._index_of
+        indices: dict[int, Lookup] = {} if earlier is None else earlier._index_of
         self._index_of: dict[int, Lookup] = {}  # by the identity of a vocabulary's keys
         for vocabulary in columns.schema.by_table(vocabularies):
             keys = id(vocabulary.keys)
