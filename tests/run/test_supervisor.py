@@ -14,6 +14,7 @@ import psutil
 import pytest
 from patience import HANG_SECONDS
 
+from dlrm_hybrid.run import supervisor
 from dlrm_hybrid.run.rank.process import Outcome, Rank
 from dlrm_hybrid.run.supervisor import Forwarder, run_attempts, run_ranks
 from dlrm_hybrid.telemetry.events import Event, Kind
@@ -345,6 +346,7 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
         "from multiprocessing import forkserver\n"
         "from pathlib import Path\n"
         "import test_supervisor as t\n"
+        "from dlrm_hybrid.run import supervisor\n"
         "from dlrm_hybrid.run.supervisor import Forwarder, ensure_forkserver, run_attempts\n"
         "ensure_forkserver([])\n"
         "pid = forkserver._forkserver._forkserver_pid\n"
@@ -352,7 +354,7 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
         "read = forkserver.read_signed\n"
         "def read_of_the_killed(descriptor):  # when it has been asked for a rank\n"
         "    os.kill(pid, signal.SIGKILL)\n"
-        "    forkserver.read_signed = read\n"
+        "    forkserver.read_signed, supervisor.PRELOAD = read, 'json'\n"
         "    return read(descriptor)\n"
         "forkserver.read_signed = read_of_the_killed\n"
         "lost = []\n"
@@ -372,11 +374,19 @@ def test_a_forkserver_that_is_killed_while_it_starts_is_a_loss(tmp_path: Path) -
     assert "that ranks are forked from ended before worker-0 was there; see " in done.stdout
 
 
-def test_ranks_whose_forkserver_is_killed_are_lost(tmp_path: Path) -> None:
+def test_ranks_whose_forkserver_is_killed_are_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = forkserver.ForkServer()  # without slow imports; other tests keep theirs
+    monkeypatch.setattr(supervisor, "PRELOAD", "json")
+    for name in ("set_forkserver_preload", "ensure_running", "connect_to_new_process"):
+        monkeypatch.setattr(forkserver, name, getattr(own, name))
+
     def kill_forkserver(event: Event) -> None:
         os.kill(event.values["forkserver"], signal.SIGKILL)
 
     entry = f"{__name__}:lives_through_signals_to_all"
     outcome = run_ranks(ranks(tmp_path, ""), entry, kill_forkserver)
+    own._stop()
     assert (outcome.exit_code, bool(outcome.lost)) == (1, True)
     assert "went with the process that ranks are forked from" in outcome.message
