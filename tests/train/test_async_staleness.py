@@ -49,7 +49,10 @@ def learn(engine: "InProcessEngine") -> None:
         _, at = engine.make_step(step, at)
 
 
-@pytest.mark.parametrize("slowness", [{}, {2: 10.0}], ids=["alike", "one_slow"])
+@pytest.mark.parametrize(
+    "slowness",
+    [pytest.param({}, marks=pytest.mark.slow, id="alike"), pytest.param({2: 10.0}, id="one_slow")],
+)
 def test_pushes_miss_one_update_of_each_other_trainer_whatever_the_times(
     slowness: dict[int, float], small_rows: list[str]
 ) -> None:

@@ -136,7 +136,14 @@ def losses(engine: InProcessEngine, steps: int) -> list[float]:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", WORLDS)
+@pytest.mark.parametrize(
+    "name",
+    # `dct` is `dense` with less sent, `tables, gpipe` has the micro-batches.
+    [
+        pytest.param(one, marks=pytest.mark.slow if one in ("dense", "micro-batches") else ())
+        for one in WORLDS
+    ],
+)
 def test_a_device_learns_what_the_host_learns(name: str, place: Placement) -> None:
     host, device = engine_of(name, HOST), engine_of(name, place)
     before = weights(device)
