@@ -27,6 +27,7 @@ from dlrm_hybrid.train.signals import StopRequest
 from dlrm_hybrid.train.worker_rank import WorkerRank
 from dlrm_hybrid.wire.frame import Frame, Kind
 
+POLL_SECONDS = 0.02
 ENTRY = "world_faults:struck_world_rank"
 ON_A_DEVICE = "world_faults:world_rank_on_a_device"
 # Of the training step; the numbers of all others are no steps.
@@ -111,13 +112,28 @@ def all_struck(run_folder: Path) -> list[Struck]:
 def struck_world_rank(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world, with the fault planned for it."""
     task = json.loads(argument)
-    folder = Path(task["run_folder"])
-    for fault in planned(folder)[:1]:
-        if fault.rank == task["rank"]:
-            _evaluation(fault, folder) if fault.evaluating else _sending(fault, folder)
-        elif task["rank"] in fault.held:
-            _holding(fault, folder)
+    await_fault(Path(task["run_folder"]), task["rank"])
     train_rank(argument, report, stop)
+
+
+def await_fault(folder: Path, rank: int) -> None:
+    """Let this process, which will be a rank, suffer what is planned for it."""
+    for fault in planned(folder)[:1]:
+        if fault.rank == rank:
+            _evaluation(fault, folder) if fault.evaluating else _sending(fault, folder)
+        elif rank in fault.held:
+            _holding(fault, folder)
+
+
+def await_stop(run_folder: Path, role: str) -> int:
+    """The id of a rank that stops itself, so that the run cannot go on meanwhile."""
+    path, until = run_folder / "log" / f"{role}.pid", time.monotonic() + HANG_SECONDS
+    while time.monotonic() < until:
+        text = path.read_text() if path.exists() else ""
+        if text and psutil.Process(int(text)).status() == psutil.STATUS_STOPPED:
+            return int(text)
+        time.sleep(POLL_SECONDS)
+    raise AssertionError(f"{role} did not come to its step")
 
 
 def world_rank_on_a_device(argument: str, report, stop: StopRequest) -> None:

@@ -13,7 +13,10 @@ from threading import Thread
 
 import psutil
 import pytest
+import rank_faults
+import struck_program
 from patience import HANG_SECONDS
+from world_faults import await_stop
 from world_runs import Train
 
 from dlrm_hybrid.cli.main import run
@@ -31,18 +34,36 @@ def watching(folder: Path, *more: str) -> int:
 def test_a_run_is_shown_from_before_its_begin_to_its_end(
     small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """It stops at two steps until each is shown."""
     folder, output = tmp_path / "run", tmp_path / "mine.html"
     seen: list[str] = []
-    more = [*small_rows, "train.epochs=60", "telemetry.every=20", "train.evaluate_every=93"]
+    more = [*small_rows, "telemetry.every=20", "train.evaluate_every=40"]
+    command = [sys.executable, struck_program.__file__, "rank_faults:struck_rank", "train", *more]
     process: list[subprocess.Popen[bytes]] = []
 
-    def begin() -> None:
-        command = [sys.executable, "-m", "dlrm_hybrid", "train", *more, f"hydra.run.dir={folder}"]
-        process.append(subprocess.Popen(command, stdout=subprocess.DEVNULL))
-        while process[0].poll() is None:
-            if output.exists() and ((text := output.read_text()) not in seen[-1:]):
-                seen.append(text)
+    def show(text: str) -> None:
+        until = time.monotonic() + HANG_SECONDS
+        while process[0].poll() is None and text not in "".join(seen[-1:]):
+            assert time.monotonic() < until
+            if output.exists() and ((page := output.read_text()) not in seen[-1:]):
+                seen.append(page)
             time.sleep(POLL_SECONDS)
+
+    def begin() -> None:
+        rank_faults.plan(folder, "SIGSTOP", 20, 60)
+        process.append(
+            subprocess.Popen([*command, f"hydra.run.dir={folder}"], stdout=subprocess.DEVNULL)
+        )
+        try:
+            for step in (20, 60):
+                stopped = await_stop(folder, "worker-0")
+                show(f"step {step} of 93")
+                os.kill(stopped, signal.SIGCONT)
+            show("step 93 of 93")
+        except BaseException:
+            process[0].kill()
+            raise
+        process[0].wait()
 
     thread = Thread(target=begin)
     thread.start()
@@ -60,7 +81,7 @@ def test_a_run_is_shown_from_before_its_begin_to_its_end(
     assert sum(REFRESH in text for text in seen) >= 2
     last = output.read_text()
     assert REFRESH not in last
-    assert "step 5,580 of 5,580 (100%)" in last
+    assert "step 93 of 93 (100%)" in last
     summary = json.loads((folder / "summary.json").read_text())
     assert f"{summary['test']['loss']:.4f}" in last
 
@@ -89,7 +110,7 @@ def test_a_killed_run_and_an_interrupted_watch_leave_a_page_that_says_so(
     small_rows: list[str], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     folder = tmp_path / "run"
-    options = [*small_rows, "train.epochs=2000", f"hydra.run.dir={folder}"]
+    options = [*small_rows, "train.epochs=1000000", f"hydra.run.dir={folder}"]
     command = [sys.executable, "-m", "dlrm_hybrid"]
     process = subprocess.Popen([*command, "train", *options], stdout=subprocess.DEVNULL)
     request.addfinalizer(process.kill)

@@ -1,22 +1,21 @@
 """torchrun starts a run again: its processes find their folder and go on, or say it is hopeless."""
 
-import os
-import signal
-import subprocess
 import sys
-import time
+from itertools import product
 from pathlib import Path
 
 import pytest
-from launched_runs import POLL_SECONDS, SIZE, WORLD, ended, program, started
-from patience import HANG_SECONDS
+import world_faults
+from launched_runs import SIZE, WORLD, ended, started
+from struck_program import FAULTS, STRUCK
+from world_faults import Fault
 from world_runs import Train, assert_same, summary
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
-STEPS = 400
-LENGTH = ("train.epochs=1000", f"train.steps={STEPS}", "telemetry.every=10")
+SERVER, STEPS = SIZE - 1, 130
+LENGTH = (f"train.steps={STEPS}", "train.epochs=9", "telemetry.every=10", "checkpoint.every=20")
 
 pytestmark = pytest.mark.slow
 
@@ -24,46 +23,33 @@ pytestmark = pytest.mark.slow
 def torchrun(folder: Path, restarts: int, *arguments: str) -> list[str]:
     options = f"--standalone --nproc-per-node={SIZE} --max-restarts={restarts}"
     launcher = [sys.executable, "-m", "torch.distributed.run", *options.split()]
-    return ["env", "-C", str(folder), *launcher, *program(*arguments)]
+    return ["env", "-C", str(folder), *launcher, *STRUCK, "train", *arguments]
 
 
 def starts(folder: Path) -> list[events.Event]:
-    path = folder / "events.jsonl"
-    found = events.read(path) if path.exists() else []
-    return [event for event in found if event.kind is Kind.STARTED]
-
-
-def await_attempt(root: Path, number: int, process: subprocess.Popen[str]) -> Path:
-    """The run's folder, once this attempt has saved a checkpoint that no other had."""
-    until = time.monotonic() + HANG_SECONDS
-    while time.monotonic() < until and process.poll() is None:
-        for folder in root.glob("runs/default/*"):
-            saved = sorted(folder.glob("checkpoints/step_*"))
-            begun = starts(folder)
-            if len(begun) == number and saved and int(saved[-1].name[5:]) > begun[-1].step:
-                return folder
-        time.sleep(POLL_SECONDS)
-    raise AssertionError(f"attempt {number} did not come to a checkpoint")
+    return [one for one in events.read(folder / "events.jsonl") if one.kind is Kind.STARTED]
 
 
 def test_a_killed_rank_is_restarted_and_the_run_ends_like_the_unbroken_one(
     train: Train, small_rows: list[str], tmp_path: Path
 ) -> None:
-    every = "checkpoint.every=30"
     root = tmp_path / "it's (here), é = 1"  # what Hydra reads otherwise, at each restart
     root.mkdir()
-    command = torchrun(root, 3, *small_rows, *WORLD, *LENGTH, every)
-    with started([command], [{}]) as (process,):
-        for number, role in enumerate(("server-0", "worker-0.1", "worker-0.0"), 1):
-            folder = await_attempt(root, number, process)
-            os.kill(int((folder / "log" / f"{role}.pid").read_text()), signal.SIGKILL)
-        (launcher,) = ended([process])
+    struck = (SERVER, 30), (1, 70), (0, 110)
+    world_faults.plan(root, *(Fault(rank=rank, step=step, sends=1) for rank, step in struck))
+    command = torchrun(root, 3, *small_rows, *WORLD, *LENGTH)
+    with started([command], [{FAULTS: str(root)}]) as processes:
+        (launcher,) = ended(processes)
     assert launcher.code == 0, launcher.text
-    assert list(root.glob("runs/default/*")) == [folder]
+    assert world_faults.planned(root) == []
+    (folder,) = root.glob("runs/default/*")
     assert [one.values["attempt"] for one in starts(folder)] == [0, 1, 2, 3]
     assert summary(folder)["restarts"] == 3
+    # A checkpoint counts once somebody has heard that all have written theirs.
+    later = tuple(one.step for one in starts(folder)[1:])
+    assert later in product((0, 20), (40, 60), (80, 100))
     assert f"restart 3 by the launcher, from step {starts(folder)[-1].step}\n" in launcher.text
-    code, unbroken = train("unbroken", *WORLD, *LENGTH, every, "parallel.world=in_process")
+    code, unbroken = train("unbroken", *WORLD, *LENGTH, "parallel.world=in_process")
     assert code == 0
     assert_same(folder, unbroken, STEPS)
     assert summary(folder)["test"] == summary(unbroken)["test"]

@@ -3,7 +3,7 @@
 import os
 import shutil
 import signal
-import time
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,11 +11,13 @@ from pathlib import Path
 import psutil
 import pytest
 from launched_runs import SIZE, WORLD, await_training, ended, slurm, started
+from patience import HANG_SECONDS
+from struck_program import STRUCK
+from world_faults import Fault, await_stop
 from world_runs import Train, assert_same, summary
 
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, read, write
 from dlrm_hybrid.disk import locked
-from dlrm_hybrid.run.launch.member import FAREWELL_SECONDS
 
 TWO = ("parallel.trainers=1", "parallel.cuts=[]")
 
@@ -101,6 +103,16 @@ def test_a_killed_rank_is_named_and_ends_the_others(
     assert summary(folder)["status"] == "failed"
 
 
+# Rank 0 leaves as soon as it may, without ranks that have died, and waits for the others.
+IN_HASTE = f"""
+import sys
+from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.run.launch import member
+member.FAREWELL_SECONDS, member.LATE_SECONDS = 0.0, {HANG_SECONDS}
+sys.exit(run(sys.argv))
+"""
+
+
 @pytest.mark.slow
 def test_a_rank_that_is_late_names_the_killed_one_too(
     small_rows: list[str], tmp_path: Path
@@ -108,11 +120,13 @@ def test_a_rank_that_is_late_names_the_killed_one_too(
     folder = tmp_path / "run"
     more = ("train.epochs=1000", "telemetry.every=10", f"hydra.run.dir={folder}")
     commands, environments = zip(*slurm(SIZE, *small_rows, *WORLD, *more), strict=True)
+    commands = [[sys.executable, "-c", IN_HASTE, *command[3:]] for command in commands]
     with started(commands, environments) as processes:
         pids = await_training(folder, lambda: all(one.poll() is None for one in processes))
         os.kill(pids["worker-1.0"], signal.SIGSTOP)
         os.kill(pids["worker-1.1"], signal.SIGKILL)
-        time.sleep(2 * FAREWELL_SECONDS)
+        for process in (processes[1], processes[SIZE - 1]):
+            process.wait(HANG_SECONDS)
         os.kill(pids["worker-1.0"], signal.SIGCONT)
         tasks = ended(processes)
     assert "worker-1.0 (rank 2): worker-1.1 (rank 3) is gone: " in tasks[2].text
@@ -123,23 +137,25 @@ def test_sigterm_saves_a_checkpoint_that_the_next_start_goes_on_from(
     small_rows: list[str], tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"
-    more = ("train.epochs=1000", "train.steps=800", "telemetry.every=10")
-    arguments = (*small_rows, *WORLD, *more, f"hydra.run.dir={folder}")
+    arguments = (*small_rows, *WORLD, "train.steps=40", f"hydra.run.dir={folder}")
     commands, environments = zip(*slurm(SIZE, *arguments), strict=True)
+    commands = [[sys.executable, *STRUCK, *command[3:]] for command in commands]
+    Fault(rank=0, step=20, signal="SIGSTOP").plan(folder)
     with started(commands, environments) as processes:
-        await_training(folder, lambda: all(one.poll() is None for one in processes))
+        stopped = await_stop(folder, "worker-0.0")
         for process in processes:
             process.send_signal(signal.SIGTERM)
+        os.kill(stopped, signal.SIGCONT)
         tasks = ended(processes)
     assert [task.code for task in tasks[:4]] == [75] * 4
     before = summary(folder)
     assert f"checkpoint saved at step {before['steps']}" in tasks[1].text
     assert before["status"] == "preempted"
-    assert before["steps"] < 800
+    assert before["steps"] < 40
     tasks = run(*arguments, "checkpoint.resume=auto")
     assert [task.code for task in tasks] == [0] * SIZE, tasks
     assert "steps of 128 samples, from step " in tasks[1].text
-    assert summary(folder)["steps"] == 800
+    assert summary(folder)["steps"] == 40
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import world_faults
 from patience import HANG_SECONDS, PATIENT
+from struck_program import STRUCK
 from world_faults import Fault, planned, struck
 from world_runs import Train, Trained, assert_same, checkpoint, pids, summary
 
@@ -176,16 +177,6 @@ def test_a_stopped_rank_is_named_and_the_run_goes_on(
     assert_same(folder, trained("unbroken", *case.world, IN_PROCESS), STEPS)
 
 
-PROGRAM = """
-import sys
-sys.path[:0] = {places!r}
-import dlrm_hybrid.run.training, world_faults
-from dlrm_hybrid.cli.main import run
-dlrm_hybrid.run.training.TRAIN_RANK = world_faults.ENTRY
-sys.exit(run(sys.argv))
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [0, 7, 12])
 def test_a_supervisor_killed_at_any_step_leaves_nobody_and_the_run_goes_on(
@@ -199,10 +190,9 @@ def test_a_supervisor_killed_at_any_step_leaves_nobody_and_the_run_goes_on(
     monkeypatch.setenv("TMPDIR", short_folder)  # what a killed program cannot remove stays here
     options, folder = (*WORLD, "checkpoint.every=7"), tmp_path / "run"
     Fault(rank=step % 5, step=step, supervisor=True).plan(folder)
-    program = PROGRAM.format(places=[str(place) for place in Path(__file__).parents[:2]])
     arguments = ("train", *small_rows, f"hydra.run.dir={folder}", *options)
     with (tmp_path / "output").open("w") as log:
-        supervisor = subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=log)
+        supervisor = subprocess.Popen([sys.executable, *STRUCK, *arguments], stdout=log)
         assert supervisor.wait() == -9
     left = struck(folder)
     assert len(left.pids) >= 7 + 1, "the ranks and the forkserver"

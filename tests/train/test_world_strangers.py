@@ -5,13 +5,12 @@ import os
 import signal
 import socket
 import threading
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 import world_faults
-from patience import HANG_SECONDS, PATIENT
+from patience import PATIENT
 from world_runs import Train, Trained, assert_same, pids
 
 from dlrm_hybrid.comm.zmq.curve import make_key_file
@@ -24,18 +23,6 @@ WORLD = (
 )
 RANKS = 3
 ADDRESS = "127.0.0.1"
-POLL_SECONDS = 0.02
-
-
-def await_stop(pid_file: Path) -> int:
-    """The id of a rank that stops itself, so that the run cannot go on meanwhile."""
-    until = time.monotonic() + HANG_SECONDS
-    while time.monotonic() < until:
-        text = pid_file.read_text() if pid_file.exists() else ""
-        if text and psutil.Process(int(text)).status() == psutil.STATUS_STOPPED:
-            return int(text)
-        time.sleep(POLL_SECONDS)
-    raise AssertionError("training did not begin")
 
 
 def ports(folder: Path) -> list[int]:
@@ -60,7 +47,7 @@ def test_a_run_goes_on_unharmed_among_strangers(
     refused: list[int] = []
 
     def visit() -> None:
-        stopped = await_stop(tmp_path / "visited" / "log" / "worker-0.0.pid")
+        stopped = world_faults.await_stop(tmp_path / "visited", "worker-0.0")
         try:
             for port in ports(tmp_path / "visited"):
                 with pytest.raises(TimeoutError):
