@@ -36,10 +36,8 @@ from llvmlite import binding as llvm
 from numba import types
 from numba.core import caching
 from numba.core import config as numba_config
-from numba.core.codegen import JITCodeLibrary, get_host_cpu_features
-from numba.core.compiler_lock import global_compiler_lock
+from numba.core.codegen import get_host_cpu_features
 from numba.core.dispatcher import Dispatcher
-from numba.core.environment import lookup_environment
 from numba.core.registry import cpu_target
 from numba.core.serialize import dumps
 
@@ -55,7 +53,6 @@ _SHAPE = re.compile(r"_([A-Z][A-Z0-9]*)$")
 _SCALARS: dict[Any, Any] = {int: types.int64, float: types.float64, bool: types.boolean}
 _PACKAGE = "dlrm_hybrid.kernels"
 _WRITABLE_BY_OTHERS = 0o022
-_WRAPPER = "_ZN7cpython"  # begins the names of functions that Python calls
 _UNUSED_SECONDS = 30 * 86_400.0
 
 
@@ -80,63 +77,12 @@ def _compiled(function: Function, fast: bool | set[str]) -> Function:
     is_part = function.__name__.startswith("_")
     # No C function is ever made of a kernel, and each one would be compiled as well.
     compiled: Any = numba.njit(
-        nogil=True,
-        fastmath=fast,
-        no_cfunc_wrapper=True,
-        no_cpython_wrapper=is_part,
-        forceinline=is_part,
+        nogil=True, fastmath=fast, no_cfunc_wrapper=True, no_cpython_wrapper=is_part
     )(function)
     if not is_part:
         compiled._cache = _Cache(function)
-        compile = _without_code_of_parts(compiled._compiler.compile)
-        compiled._compiler.compile = compiled._cache.ends_turn_of(compile)
+        compiled._compiler.compile = compiled._cache.ends_turn_of(compiled._compiler.compile)
     return cast(Function, compiled)
-
-
-def _without_code_of_parts(compile: Function) -> Function:
-    """The same function, with libraries of our own for the kernel and for all that it calls."""
-
-    def compiled(*arguments: Any) -> Any:
-        codegen = cpu_target.target_context.codegen()
-        with global_compiler_lock:
-            before, codegen._library_class = codegen._library_class, _Library
-            try:
-                return compile(*arguments)
-            finally:
-                codegen._library_class = before
-
-    return cast(Function, compiled)
-
-
-@final
-class _Library(JITCodeLibrary):
-    """A function and what it calls; optimized and made machine code if Python can call it.
-
-    numba does both for each function alone, and once more in each kernel that it is linked into.
-    """
-
-    def finalize(self) -> None:
-        functions = self._final_module.functions
-        if any(f.name.startswith(_WRAPPER) and not f.is_declaration for f in functions):
-            super().finalize()
-            for variable in self._final_module.global_variables:
-                if environment := lookup_environment(variable.name):
-                    self.set_env(variable.name, environment)
-            return
-        for library in dict.fromkeys(self._linking_libraries):
-            self._reload_init.update(library._reload_init)
-            self._final_module.link_in(library._get_module_for_linking(), preserve=True)
-        self._finalize_dynamic_globals()
-        self._finalized = True
-
-    @property
-    def codegen(self) -> _Library:
-        return self
-
-    def set_env(self, name: str, environment: Any) -> None:
-        """Tell the code of a function its environment, if there is code."""
-        if self._codegen._engine.is_symbol_defined(name):
-            self._codegen.set_env(name, environment)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import numba
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -65,19 +64,6 @@ def test_a_kernel_that_cannot_be_compiled_keeps_nobody_waiting(folder: Path) -> 
     (lock,) = folder.glob("*.add_one.lock")
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def twos(count: int) -> int:
-    return 10 // int(np.full(count, 2).sum())
-
-
-def test_what_a_kernel_calls_serves_functions_of_others_and_raises(folder: Path) -> None:
-    """Of what it calls no machine code is made before somebody's own function calls it."""
-    for compiled in (kernel(twos), numba.njit(twos), kernel(twos)):
-        assert compiled(2) == 2
-        with pytest.raises(ZeroDivisionError):
-            compiled(0)
-    assert jit.kept_kernels(folder) == 1
 
 
 def test_processes_that_start_at_once_compile_a_kernel_once(folder: Path) -> None:
