@@ -6,23 +6,23 @@ as every row must get a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.data.schema import Extra, Schema
+from dlrm_hybrid.data.schema import CategoricalColumn, Extra, Schema
 from dlrm_hybrid.data.sources import files
-from dlrm_hybrid.data.sources.arrow import is_text, pa, plain, usual
+from dlrm_hybrid.data.sources.arrow import ArrowError, is_text, pa, plain, usual
+from dlrm_hybrid.data.sources.cells import number, plain_value, shown, text_of_category
 from dlrm_hybrid.data.sources.columns import Coded, Values
 from dlrm_hybrid.data.sources.criteo import NUM_COLUMNS, column_name, parse
 from dlrm_hybrid.data.sources.files import open_source
-from dlrm_hybrid.data.sources.objects import batch_of
 from dlrm_hybrid.data.sources.text import blocks as text_blocks
 from dlrm_hybrid.data.sources.values import as_text, read_values, without
 from dlrm_hybrid.types import DataError
@@ -98,12 +98,36 @@ def frame_block(frame: pd.DataFrame, schema: Schema, extra: Extra = "error") -> 
     """Read all rows of a frame; raises DataError for missing or unknown columns or bad values."""
     present = [str(name) for name in frame.columns]
     names = _names(FRAME, present, schema, (), extra)
-    try:
-        batch = batch_of({name: frame.iloc[:, present.index(name)] for name in names}, schema)
-    except ValueError as error:
-        raise DataError(f"{FRAME}: {error} ({ROWS_KEY})") from error
-    block = files.Block(batch, np.arange(1, len(frame) + 1, dtype=np.int64), ())
+    arrays = [_array(frame.iloc[:, present.index(name)], name, schema) for name in names]
+    row_N = np.arange(1, len(frame) + 1, dtype=np.int64)
+    block = files.Block(pa.record_batch(arrays, names), row_N, ())
     return _of_columns(block, schema, FRAME, ())
+
+
+def _array(values: Any, name: str, schema: Schema) -> Any:
+    try:
+        array = pa.array(values, from_pandas=True)
+        # A column of text that was put together of others is in pieces.
+        return array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array
+    except (ArrowError, OverflowError, TypeError, ValueError):
+        pass  # values of several types, or integers beyond 64 bits
+    column = next((column for column in schema.categorical if column.name == name), None)
+    missing, converted = frozenset(schema.missing_values), list[Any]()
+    for row, value in enumerate(values.astype(object).where(values.notna(), None), 1):
+        value = plain_value(value, missing)
+        try:
+            converted.append(number(value) if column is None else _texts(value, column, missing))
+        except ValueError as error:
+            where = f"{FRAME}: row {row}: column {name!r}"
+            raise DataError(f"{where}: {shown(value)} {error} ({ROWS_KEY})") from error
+    return pa.array(converted, from_pandas=True)
+
+
+def _texts(value: Any, column: CategoricalColumn, missing: Collection[str]) -> Any:
+    if isinstance(value, (list, tuple, np.ndarray)):
+        values = [plain_value(item, missing) for item in cast("Sequence[Any]", value)]
+        return [text_of_category(item, column) for item in values]
+    return text_of_category(value, column)
 
 
 def _table(

@@ -1,6 +1,6 @@
 """Inputs of an exported model from raw rows, and the description of them that `export` writes.
 
-Needs no torch, only the folder's `model.json` and vocabularies.
+Needs neither torch nor Arrow, only numpy and the folder's `model.json` and vocabularies.
 
 Shapes: B rows, I dense columns, S columns with one id per row, L ids per row of another column.
 """
@@ -8,6 +8,7 @@ Shapes: B rows, I dense columns, S columns with one id per row, L ids per row of
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -17,15 +18,20 @@ from typing import Any, cast, final
 import numpy as np
 import numpy.typing as npt
 
-from dlrm_hybrid.arrays import Float32s, Int64s
+from dlrm_hybrid.arrays import Float32s, Float64s, Int64s
 from dlrm_hybrid.bags import Bags, lengths_of, table_offsets
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Scale
 from dlrm_hybrid.data.preprocessing import Keys, ModelColumns, Preprocessing, Vocabulary
 from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, adapter
-from dlrm_hybrid.data.sources.columns import Values
-from dlrm_hybrid.data.sources.files import Block
-from dlrm_hybrid.data.sources.objects import batch_of
-from dlrm_hybrid.data.sources.values import read_values
+from dlrm_hybrid.data.sources.cells import (
+    is_missing,
+    keys_of,
+    number,
+    plain_value,
+    shown,
+    split_list,
+)
+from dlrm_hybrid.data.sources.columns import Coded, Values, transformed
 from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
 from dlrm_hybrid.types import DataError
 
@@ -229,7 +235,7 @@ class ModelInputs:
     """
 
     def __init__(self, folder: str | Path, *, extra: Extra = "error") -> None:
-        exported, self._path = ExportedColumns.read(Path(folder)), str(Path(folder, MODEL_FILE))
+        exported = ExportedColumns.read(Path(folder))
         schema = exported.columns.schema
         if bags := [schema.categorical[k].name for k in exported.lists if k in schema.expanded]:
             raise DataError(
@@ -238,6 +244,7 @@ class ModelInputs:
             )
         self._extra: Extra = extra
         self._schema = schema.for_scoring
+        self._missing = frozenset(schema.missing_values)
         self._lists = ListInputs(exported.lists, weighted=schema.weighted)
         self._encoder = Encoder(exported.columns, "error")
 
@@ -251,12 +258,12 @@ class ModelInputs:
         if not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise DataError(f"{rows!r:.60} is not a list of rows")
         self._check_columns(rows)
-        values = self._values(rows)
         try:
+            values = self._values(rows)
             arrays = self._encoder.dense(values), self._encoder.bags(values)
+            inputs = inputs_of(*arrays, self._lists)
         except RefusedValueError as error:
             raise DataError(f"row {error.row + 1}: {error.reason}") from None
-        inputs = inputs_of(*arrays, self._lists)
         return {name: np.ascontiguousarray(array) for name, array in inputs.items()}
 
     def _check_columns(self, rows: Sequence[Row]) -> None:
@@ -272,16 +279,115 @@ class ModelInputs:
             fine.add(names)
 
     def _values(self, rows: Sequence[Row]) -> Values:
-        schema, defaults = self._schema, self._schema.defaults
-        columns = {
-            name: [row[name] if name in row else defaults[name] for row in rows]
-            for name in schema.features
-        }
-        try:
-            block = Block(batch_of(columns, schema), np.arange(1, len(rows) + 1), ())
-        except ValueError as error:
-            raise DataError(str(error)) from None
-        values, bad = read_values(block, schema, self._path, labels=False)
-        if bad:
-            raise DataError(bad[0].where)
-        return values
+        schema, numbers = self._schema, np.arange(1, len(rows) + 1)
+        dense = [self._dense(rows, column) for column in schema.dense]
+        return Values(
+            row_N=numbers,
+            label_N=None,
+            dense_NI=np.concatenate(dense, 1) if dense else np.empty((len(rows), 0)),
+            categories=tuple(self._coded(rows, column) for column in schema.categorical),
+        )
+
+    def _column(self, rows: Sequence[Row], name: str) -> list[Any]:
+        """The values of a column, and its default in the schema for rows without it."""
+        return [
+            plain_value(row[name] if name in row else self._schema.defaults[name], self._missing)
+            for row in rows
+        ]
+
+    def _coded(self, rows: Sequence[Row], column: CategoricalColumn) -> Coded:
+        values, length_B, weight_M = self._column(rows, column.name), None, None
+        row_M: Sequence[int] = range(len(rows))
+        if column.max_length > 1:
+            lists = [self._items(*pair, column, column.name) for pair in enumerate(values)]
+            places = [self._kept(row, items, column) for row, items in enumerate(lists)]
+            if column.weights is not None:
+                weight_M = self._weights(rows, column, lists, places)
+            length_B = np.array([*map(len, places)], np.int32)
+            row_M = np.repeat(np.arange(len(rows)), length_B).tolist()
+            values = [items[k] for items, ks in zip(lists, places, strict=True) for k in ks]
+        keys, faults = keys_of(values, column)
+        for place, reason in faults.items():
+            raise RefusedValueError(row_M[place], column.name, reason)
+        return Coded(np.arange(len(keys), dtype=np.int32), keys, length_B, weight_M)
+
+    def _weights(
+        self,
+        rows: Sequence[Row],
+        column: CategoricalColumn,
+        lists: Sequence[Sequence[Any]],
+        places: Sequence[Sequence[int]],
+    ) -> Float32s:
+        """The weights of the ids in the kept places of lists."""
+        weights, name = list[float](), column.weights or ""
+        for row, value in enumerate(self._column(rows, name)):
+            items = self._items(row, value, column, name)
+            if len(items) != len(lists[row]):
+                reason = f"{len(items)} weights for {len(lists[row])} values of {column.name!r}"
+                raise RefusedValueError(row, name, reason)
+            weights += (_weight(items[place], row, name) for place in places[row])
+        return np.array(weights, np.float32)
+
+    def _items(
+        self, row: int, value: Any, column: CategoricalColumn | DenseColumn, name: str
+    ) -> list[Any]:
+        """Values of a row in a column of lists, from a list or from text with the separator."""
+        if is_missing(value):
+            value = ()
+        elif isinstance(value, str) and column.separator is not None:
+            try:
+                value = split_list(value, column.separator)
+            except ValueError as error:
+                raise RefusedValueError(row, name, f"{shown(value)} {error}") from None
+        elif not isinstance(value, (list, tuple, np.ndarray)):
+            raise RefusedValueError(row, name, f"{shown(value)} is no list")
+        return [plain_value(item, self._missing) for item in cast("Sequence[Any]", value)]
+
+    def _kept(self, row: int, items: Sequence[Any], column: CategoricalColumn) -> list[int]:
+        """Places of the values that `truncate` keeps and that are not missing."""
+        most, places = column.max_length, range(len(items))
+        if len(items) > most and column.truncate == "error":
+            reason = f"{len(items)} values, max_length = {most}"
+            raise RefusedValueError(row, column.name, reason)
+        places = places[-most:] if column.truncate == "last" else places[:most]
+        return [place for place in places if not is_missing(items[place])]
+
+    def _dense(self, rows: Sequence[Row], column: DenseColumn) -> Float64s:
+        """The numbers of a column (B, length)."""
+        values, length = self._column(rows, column.name), column.length
+        if length > 1:
+            lists = [self._vector(row, value, column) for row, value in enumerate(values)]
+            values = [item for items in lists for item in items]
+        x_M = np.empty(len(values))
+        for at, value in enumerate(values):
+            try:
+                x_M[at] = number(value)
+            except ValueError as error:
+                reason = f"{shown(value)} {error}"
+                raise RefusedValueError(at // length, column.name, reason) from None
+        x_M, faults = transformed(x_M, column)
+        for at, reason in sorted(faults.items()):
+            raise RefusedValueError(at // length, column.name, f"{shown(values[at])} {reason}")
+        return x_M.reshape(-1, length)
+
+    def _vector(self, row: int, value: Any, column: DenseColumn) -> list[Any]:
+        """The numbers of a row's list; those of a missing list are missing."""
+        items = [None] * column.length
+        if not is_missing(value):
+            items = self._items(row, value, column, column.name)
+        if len(items) != column.length:
+            reason = f"{len(items)} numbers instead of {column.length}"
+            raise RefusedValueError(row, column.name, reason)
+        return items
+
+
+def _weight(value: Any, row: int, name: str) -> float:
+    try:
+        with np.errstate(over="ignore"):
+            weight = float(np.float32(number(value)))
+    except ValueError as error:
+        raise RefusedValueError(row, name, f"{shown(value)} {error}") from None
+    if not math.isfinite(weight):
+        reason = "a weight is empty" if is_missing(value) else f"{shown(value)} is no finite weight"
+        raise RefusedValueError(row, name, reason)
+    return weight
