@@ -80,7 +80,6 @@ class ServerRank:
 
     def _ask(self, frame: Frame) -> Sequence[Outgoing]:
         """Keep a request about the tensors until these have the version it names."""
-        self.switch(Phase.EVALUATE if frame.kind is Kind.FETCH else Phase.CHECKPOINT)
         self._waiting.append(frame)
         return self._answers()
 
@@ -99,6 +98,7 @@ class ServerRank:
         return self.server.has_made(frame.number, values_of(frame))
 
     def _answer(self, frame: Frame) -> Outgoing:
+        self.switch(Phase.EVALUATE if frame.kind is Kind.FETCH else Phase.CHECKPOINT)
         if frame.kind is Kind.SAVE:
             return save_answer(self.writer, frame, self.rank, self.server.pieces())
         values = values_of(frame)
