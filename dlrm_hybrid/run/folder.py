@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, later, lost_latest, read_facts
+from dlrm_hybrid.checkpoint.folder import find, has_checkpoint, later, read_facts
 from dlrm_hybrid.checkpoint.manifest import MANIFEST_FILE, Score
 from dlrm_hybrid.config.choices import Table
 from dlrm_hybrid.config.identity import (
@@ -313,8 +313,6 @@ def _refuse(folder: Path, lines: Sequence[str]) -> None:
 def tell_start(request: Request, resume_from: Path | None, say: Callable[[str], None]) -> None:
     """Report where a run is, and what it begins with if the command line might mean otherwise."""
     folder, resume = request.folder, request.config.checkpoint.resume
-    if lost := lost_latest(folder):
-        say(lost)
     say(f"run folder {folder}")
     if resume_from is not None and resume_from != folder:
         say(f"starting from the weights of {resume_from}")

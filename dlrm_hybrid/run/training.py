@@ -13,7 +13,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, final
 
-from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, best_score, has_checkpoint, saved_step
+from dlrm_hybrid.checkpoint.folder import (
+    CHECKPOINTS,
+    best_score,
+    has_checkpoint,
+    lost_latest,
+    saved_step,
+)
 from dlrm_hybrid.comm.netem.network import latency_figures, latency_remark, open_network
 from dlrm_hybrid.config.choices import Synthetic
 from dlrm_hybrid.config.overrides import override_text
@@ -72,6 +78,8 @@ def train(request: Request, display: Display, view: TrainingView) -> int:
         request = run_folder.with_base(request)
         resume_from = run_folder.claim(request)
         log_losses(request.folder / "log" / TERMINAL_LOG)
+        if lost := lost_latest(request.folder):
+            display.line(lost)
         rows = ready_rows(request, resume_from, display)
         require_memory(request.config, open_shards(rows, None).table_rows)
         with _links(request.config, display) as links:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
-from dlrm_hybrid.checkpoint.folder import saved_step
+from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.comm.rendezvous import Rendezvous, reach_store, serve_store
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.outside import load_typed
@@ -273,6 +273,8 @@ def _announce(
         return None
     request = run_folder.with_base(request)
     resume_from = run_folder.claim(request, is_restart=bool(restarted))
+    if lost := lost_latest(request.folder):
+        display.line(lost)
     rows = ready_rows(request, resume_from, display)
     run_folder.write_facts(request, rows)
     job.put(RUN_FOLDER, str(request.folder))
