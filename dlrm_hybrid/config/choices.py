@@ -255,8 +255,8 @@ class Hybrid(Parallel):
     )
     servers: Servers = key(
         None,
-        "parameter servers; 0: trainers send each other their gradients; null: 0 for up to 4 "
-        "trainers without stages on parallel.machines, else one for each of these, or 1",
+        "parameter servers; 0: trainers send each other their gradients; null: one for each "
+        "of parallel.machines, but none where up to 4 trainers without stages need none, or 1",
     )
     table_servers: Servers = key(
         None,

@@ -296,6 +296,10 @@ class OwnExperiments:
         chosen = {key: x for key, x in settings if key in all_groups() and isinstance(x, str)}
         return {**default_choices(), **chosen}
 
+    def keys_in(self, overrides: Sequence[str]) -> list[str]:
+        """The keys in the user's own files among the experiments that overrides choose."""
+        return [key for name in self.chosen(overrides) for key in flat(self._read(name).values)]
+
     def _settings(self, name: str) -> Iterator[tuple[str, Any]]:
         """The groups and keys of an experiment and of those it builds upon, with their values."""
         is_own = name in self.files
@@ -358,14 +362,13 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     if EXPERIMENT not in typed:
         return []
     lines: list[str] = []
-    replaced = OwnExperiments.of(overrides).choices_of(overrides)
+    own = OwnExperiments.of(overrides)
+    replaced = own.choices_of(overrides)
     for section in sections():
         if section in typed and section in replaced and config[section].name != replaced[section]:
             lines += _drop_from(config[section], section, typed)
-    names = [
-        *SECTIONS_OF_SIZE,
-        *(["pull"] if any(is_below(key, ("pull",)) for key in typed) else []),
-    ]
+    wants_pulls = any(is_below(key, ("pull",)) for key in (*typed, *own.keys_in(overrides)))
+    names = [*SECTIONS_OF_SIZE, *(["pull"] if wants_pulls else [])]
     chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names))
     filled = with_world_size(chosen)["parallel"]
     size = {f"parallel.{leaf}": filled[leaf] for leaf in filled if config.parallel[leaf] is None}

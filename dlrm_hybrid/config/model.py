@@ -168,12 +168,12 @@ def _does_without_servers(values: Mapping[str, Any], machines: int) -> bool:
         return False
     trainers = world.get("trainers")
     number = trainers if isinstance(trainers, int) else machines
-    if number > MOST_PEERS or (method := find(str(gradient.get("name")))) is None:
+    if not 1 < number <= MOST_PEERS or (method := find(str(gradient.get("name")))) is None:
         return False
     settings = {key: value for key, value in gradient.items() if key != "name"}
     try:
         agrees = bool(method(**settings).rounds())  # which its trainers do through a server
-    except (TypeError, ValueError):
+    except Exception:
         return False  # its faults are told when it is made
     return not agrees and (method.is_sparse or number <= MOST_DENSE_PEERS)
 

@@ -9,7 +9,6 @@ from itertools import product
 from math import prod
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.model import with_world_size
 from dlrm_hybrid.config.validate import all_faults, faults_text, validate
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.plan.layout import Layout
@@ -96,8 +95,7 @@ def worlds_on(kinds: Sequence[Kind], machines: int) -> list[Planned]:
         keys = {"parallel.machines", *compose.given_keys(kind.overrides)}
         if each > 1:
             keys.add("parallel.trainers")
-        unsaid = changed(kind.values, {**size, "parallel.servers": None})
-        if with_world_size(unsaid)["parallel"]["servers"] != config.parallel.servers:
+        if kind.has_servers:  # few machines would have none
             keys.add("parallel.servers")
         sizes = [f"{key}={number}" for key, number in size.items() if key in keys]
         planned += [

@@ -1,5 +1,7 @@
 """What keys of the configuration come to: compression, tensors, servers, hosts of a network."""
 
+from pathlib import Path
+
 import pytest
 
 from dlrm_hybrid.config.compose import sweep_of, values_of
@@ -150,3 +152,13 @@ def test_few_machines_need_no_servers(overrides: tuple[str, ...], servers: int) 
     config = validate(values_of([*kept, *overrides]))
     assert config.parallel.servers == servers
     assert (config.pull.precision == "float32") == (servers == 0)
+
+
+@pytest.mark.parametrize("pull", ["{sparsity: 0.9}", "{precision: bfloat16}"])
+def test_pulls_in_a_users_own_experiment_keep_their_servers(pull: str, tmp_path: Path) -> None:
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\ndefaults: [dp_levels]\nparallel: {{machines: 2}}\npull: {pull}\n"
+    (tmp_path / "experiment" / "mine.yaml").write_text(text)
+    config = validate(values_of([f"conf={tmp_path}", "+experiment=mine", "network=emulated"]))
+    assert config.parallel.servers == 2
+    assert config.pull.sparsity == 0.9 or config.pull.precision == "bfloat16"

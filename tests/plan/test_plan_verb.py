@@ -297,14 +297,17 @@ def test_a_command_that_emulates_machines_has_the_links_of_its_world() -> None:
         assert line.count("network.rate=") == 1 and "'parallel.cuts=[top.2]'" in line
 
 
-def test_a_command_starts_its_world_whatever_an_experiment_says_of_its_size(tmp_path: Path) -> None:
+@pytest.mark.parametrize("experiment", ["mine", "dp_levels", "dp_bfloat16"])
+def test_a_command_starts_its_world_whatever_an_experiment_says_of_its_size(
+    experiment: str, tmp_path: Path
+) -> None:
     """Experiments of a user's own may set numbers of trainers and servers."""
     (tmp_path / "experiment").mkdir()
     text = "# @package _global_\ndefaults:\n  - override /parallel: hybrid\n"
     text += "parallel: {trainers: 6, servers: 1}\n"
     (tmp_path / "experiment" / "mine.yaml").write_text(text)
     lines = commands(
-        f"conf={tmp_path}", "+experiment=mine", "plan.machines=2", "plan.rates=[1gbit]"
+        f"conf={tmp_path}", f"+experiment={experiment}", "plan.machines=2", "plan.rates=[1gbit]"
     )
     for (servers, each), line in zip(product((2, 0), (1, 2)), lines, strict=True):
         words = shlex.split(line)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dlrm_hybrid.process import FIRST_KERNELS, FORKSERVER_ERRORS, die_with_parent
 
-MOST_COMPILERS = 4
+MOST_COMPILERS = 4  # each takes 200 MB, as long as the ranks import
 SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.driver")
 
 
