@@ -161,7 +161,8 @@ def test_what_threads_give_is_pushed_kept_or_drained(
         assert float(left.double().sum()) == float(held[f"{name}.discarded"][0])
     first = dyadic(drawn(0))
     weights = {name: value for name, value in world.held().items() if name in SHAPES}
-    assert_same(weights, {name: one - LR * pushed[name] for name, one in first.items()})
+    for name, value in first.items():  # the order of threads decides the sign of a zero
+        assert torch.equal(weights[name], value - LR * pushed[name]), name
     assert_same(world.replicas[0], weights)
     assert_moved(weights, first)
     assert_drained(held, drain, threads * turns)
