@@ -121,7 +121,7 @@ class OneOf:
         return value in self.names()
 
     def described(self, kind: str) -> Iterator[str]:
-        """The names, quoted."""
+        """The names that are allowed, in quotes."""
         yield from map(repr, self.names())
 
 

@@ -296,7 +296,7 @@ class OwnExperiments:
         chosen = {key: x for key, x in settings if key in all_groups() and isinstance(x, str)}
         return {**default_choices(), **chosen}
 
-    def keys_in(self, overrides: Sequence[str]) -> list[str]:
+    def own_keys(self, overrides: Sequence[str]) -> list[str]:
         """The keys in the user's own files among the experiments that overrides choose."""
         return [key for name in self.chosen(overrides) for key in flat(self._read(name).values)]
 
@@ -367,7 +367,7 @@ def drop_unfit(config: DictConfig, overrides: Sequence[str]) -> list[str]:
     for section in sections():
         if section in typed and section in replaced and config[section].name != replaced[section]:
             lines += _drop_from(config[section], section, typed)
-    wants_pulls = any(is_below(key, ("pull",)) for key in (*typed, *own.keys_in(overrides)))
+    wants_pulls = any(is_below(key, ("pull",)) for key in (*typed, *own.own_keys(overrides)))
     names = [*SECTIONS_OF_SIZE, *(["pull"] if wants_pulls else [])]
     chosen: Any = OmegaConf.to_container(OmegaConf.masked_copy(config, names))
     filled = with_world_size(chosen)["parallel"]

@@ -288,7 +288,7 @@ class Manifest:
 
     @property
     def meaning_xxh3(self) -> str:
-        """Identifies `meaning`."""
+        """Identifies what the columns mean, `meaning`, by a digest."""
         return meaning_xxh3(self.meaning)
 
     def begins_with(self, meaning: Mapping[str, Any]) -> bool:

@@ -101,7 +101,7 @@ def _is_header(text_N: ReadOnlyBytes, start: int, end: int, header_H: ReadOnlyBy
 def _row(
     text_N: ReadOnlyBytes, at: int, delimiter: int, quote: int, columns: int, is_end: bool
 ) -> tuple[int, int, int, int]:
-    """Read a row.
+    """Read a row of delimited text into its cells.
 
     Returns:
         the offset behind its line end, -1 where it is not whole; its values so far; what is wrong

@@ -336,7 +336,7 @@ class _Attempt:
     _deadline: float = math.inf
 
     def start(self, ranks: Sequence[Rank]) -> None:
-        """Start ranks; raises _NotStartedError."""
+        """Start processes for these ranks; raises _NotStartedError."""
         for rank in ranks:
             try:
                 child = start(rank, self.entry)

@@ -51,7 +51,7 @@ class Guarded:
         self._thread.start()
 
     def write(self, event: Event) -> None:
-        """Queue the event."""
+        """Queue the event for the thread that sends it."""
         self._queue.put(event)
 
     def close(self) -> None:

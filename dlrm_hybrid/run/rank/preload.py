@@ -17,7 +17,7 @@ from pathlib import Path
 
 from dlrm_hybrid.process import FIRST_KERNELS, FORKSERVER_ERRORS, die_with_parent
 
-MOST_COMPILERS = 4  # each takes 200 MB, as long as the ranks import
+MOST_BESIDE_IMPORTS = 4  # each takes 200 MB, as long as the ranks import
 SLOW = ("torch", "zmq", "dlrm_hybrid.model.sharded_embeddings", "dlrm_hybrid.train.driver")
 
 
@@ -46,7 +46,7 @@ def compile_beside(kernels: Sequence[str]) -> None:
         return
     warnings.filterwarnings("ignore", "forkserver: waitpid")  # it knows of its ranks alone
     parent = os.getpid()
-    for _ in range(min(len(os.sched_getaffinity(0)), MOST_COMPILERS)):
+    for _ in range(min(len(os.sched_getaffinity(0)), MOST_BESIDE_IMPORTS)):
         if os.fork() == 0:
             try:
                 die_with_parent(parent)
