@@ -30,6 +30,7 @@ SPEED: Mapping[str, Sequence[str]] = {
     "single, batch 128": ("train.batch_size=128", "train.steps=1500"),
     "single, batch 2,048": ("train.batch_size=2048", "train.steps=120"),
     "dct_hybrid, 2 × 3 + 1": ("+experiment=dct_hybrid", "train.steps=700"),
+    "dct_levels, 2 × 3 + 1": ("+experiment=dct_levels", "train.steps=700"),
     "baseline, 2 × 3 + 1": ("+experiment=baseline", "train.steps=300"),
     "dp_levels, 2 + 1": ("+experiment=dp_levels", "train.steps=700"),
     "dp_levels, 2 + 1, batch 2,048": (
@@ -37,7 +38,13 @@ SPEED: Mapping[str, Sequence[str]] = {
     ),
     "dp_levels, 4 + 1": ("+experiment=dp_levels", "parallel.trainers=4", "train.steps=400"),
     "dp_bfloat16, 2 + 1": ("+experiment=dp_bfloat16", "train.steps=500"),
+    "asynchronous, 4 + 1 + 1": (
+        *("parallel=hybrid", "parallel.cuts=[]", "parallel.trainers=4", "gradient=dct"),
+        *("sync=async", "embedding=served", "parallel.table_servers=1", "train.steps=600"),
+    ),
+    "World.step, 2 + 1": (),
 }
+WORLD_STEP = Path(__file__).with_name("world_step.py")
 IN_PROCESS = ("parallel=hybrid", "parallel.world=in_process")
 EXPERIMENTS = (
     *("baseline", "dct_dp", "dct_mp", "dct_hybrid", "dct_levels"),
@@ -76,9 +83,14 @@ def train_in(checkout: Path, run: Path, overrides: Sequence[str]) -> Summary | s
     return json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
 
-def cpu_microseconds(checkout: Path, overrides: Sequence[str], run: Path) -> float:
+def cpu_microseconds(checkout: Path, world: str, run: Path) -> float:
     """Of all ranks, per sample of the timed steps of one run."""
-    summary = train_in(checkout, run, overrides)
+    if not SPEED[world]:
+        python = checkout / ".venv" / "bin" / "python"
+        paths = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+        printed = subprocess.check_output([python, WORLD_STEP], env={**os.environ, **paths})
+        return float(printed)
+    summary = train_in(checkout, run, SPEED[world])
     if isinstance(summary, str):
         sys.exit(f"{checkout}: {summary}")
     return 1e6 * summary["cpu"]["seconds"] / summary["samples_per_second"] / summary["seconds"]
@@ -93,7 +105,7 @@ def speed_rows(old: Path, new: Path, repeats: int, worlds: Sequence[str]) -> lis
                 found: dict[Path, float] = {}
                 for checkout in (old, new) if turn % 2 == 0 else (new, old):
                     run = Path(folder) / str(len(found))
-                    found[checkout] = cpu_microseconds(checkout, SPEED[world], run)
+                    found[checkout] = cpu_microseconds(checkout, world, run)
             times[world].append((found[old], found[new]))
     return [
         {
