@@ -121,6 +121,22 @@ def test_a_server_owns_its_memory():
     assert server.digest(0) == before == world.clients[0].digest(1)
 
 
+def test_a_server_has_made_a_version_once_all_of_its_stages_have():
+    world = World(1, Lockstep(), stages=2)
+    server = world.servers[2]
+
+    def made() -> list[bool]:
+        asked = ({}, {"stage": 0}, {"stage": 1}, {"pushed": [1, 0]})
+        return [server.has_made(1, request) for request in asked]
+
+    assert server.has_made(0, {})
+    assert made() == [False, False, False, False]
+    world.arrive(world.push(0, 0))
+    assert made() == [False, True, False, True]
+    world.arrive(world.push(1, 0))
+    assert made() == [True, True, True, True]
+
+
 def goodbye(rank: int, ticks: int) -> Frame:
     return Frame(kind=Kind.GOODBYE, sender=rank, attempt=0, number=ticks)
 

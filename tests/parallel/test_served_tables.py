@@ -215,3 +215,15 @@ def test_foreign_messages_are_refused() -> None:
     tables.prefetch(BatchNumber(0), Bags(ids_of(0, 0)))
     with pytest.raises(DlrmError, match="lookup 0 of rank 1, attempt 1: .* of attempt 0"):
         world.servers[0].handle(frames[0])
+
+
+def test_a_server_has_made_the_version_of_a_step_until_it_is_past_it():
+    world = World(trainers=2)
+    (server,) = world.servers
+    world.learn(0, 2)
+    made = server.version
+    assert made == server.version_at(2) > server.version_at(1)
+    assert server.has_made(0, {"step": 2})
+    assert not server.has_made(0, {"step": 3})
+    with pytest.raises(DlrmError, match=f"tables of step 1, which are at version {made}"):
+        server.has_made(0, {"step": 1})
