@@ -201,9 +201,9 @@ class _Jobs:
             return ExitCode.DONE
         if self.verb in RANKED:
             # The ranks' imports take seconds: make them beside those of this process.
-            levels = config.embedding.levels and config.activation.sends_levels
-            is_first = self.verb == "train" and levels
-            ensure_forkserver([RANK_MODULE], OF_LEVELS if is_first else ())
+            has_levels = config.embedding.levels and config.activation.sends_levels
+            kernels = OF_LEVELS if has_levels and self.verb == "train" else ()
+            ensure_forkserver([RANK_MODULE], kernels)
         if self.launch is not None or (self.verb == "train" and config.parallel.machines):
             rules = import_module("dlrm_hybrid.run.launch.rules")
             rules.check_world(config, self.launch, job.overrides)
