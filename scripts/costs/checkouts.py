@@ -87,9 +87,8 @@ def cpu_microseconds(checkout: Path, world: str, run: Path) -> float:
     """Of all ranks, per sample of the timed steps of one run."""
     if not SPEED[world]:
         python = checkout / ".venv" / "bin" / "python"
-        paths = {"PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-        printed = subprocess.check_output([python, WORLD_STEP], env={**os.environ, **paths})
-        return float(printed)
+        told = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+        return float(subprocess.check_output([python, WORLD_STEP], cwd=checkout, env=told))
     summary = train_in(checkout, run, SPEED[world])
     if isinstance(summary, str):
         sys.exit(f"{checkout}: {summary}")
@@ -107,6 +106,7 @@ def speed_rows(old: Path, new: Path, repeats: int, worlds: Sequence[str]) -> lis
                     run = Path(folder) / str(len(found))
                     found[checkout] = cpu_microseconds(checkout, world, run)
             times[world].append((found[old], found[new]))
+            print(turn, world, *times[world][-1], file=sys.stderr)
     return [
         {
             "world": world,
