@@ -134,7 +134,7 @@ def _merged(shards: Iterable[Shard]) -> dict[str, dict[str, Any]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """A valid checkpoint.
+    """A checkpoint that is whole and valid.
 
     Attributes:
         seconds: time that training paused.

@@ -437,7 +437,7 @@ def _connected(
 def _endpoints(
     members: Sequence[int], rank: int, rendezvous: Rendezvous, seconds: float, own: Endpoint
 ) -> list[Endpoint]:
-    """Where each member listens."""
+    """The address where each member listens."""
     names = {member: f"embeddings-{member}" for member in members}
     rendezvous.put(names[rank], own.to_json())
     texts = rendezvous.wait_for_all(names.values(), seconds)

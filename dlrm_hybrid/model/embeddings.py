@@ -345,7 +345,7 @@ class DistinctLookup:
         self._keyed = kernel.keyed() if kernel is not None and widths.is_uniform else None
 
     def __call__(self, ids_K: Int64s, counts_TL: Int64s, lr: float) -> DistinctRows:
-        """Look up rows.
+        """Look up rows of tables by their ids.
 
         Args:
             ids_K: ids of all trainers; rows of their tables.

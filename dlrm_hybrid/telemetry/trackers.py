@@ -37,7 +37,7 @@ class Guarded:
     """
 
     def __init__(self, sink: Sink, key: str, say: Callable[[str], object]) -> None:
-        """Start the thread.
+        """Start the thread that sends events.
 
         Args:
             key: configuration key that has chosen it, for messages.

@@ -47,7 +47,7 @@ class ServerRank:
     _waiting: list[Frame] = field(default_factory=list[Frame])
 
     def handlers(self) -> Mapping[Kind, Handle]:
-        """Handlers by frame kind."""
+        """What answers each kind of frame."""
         handlers: dict[Kind, Handle] = {
             **dict.fromkeys((Kind.FETCH, Kind.SAVE), self._ask),
             Kind.SHARD: self._shard,

@@ -42,7 +42,7 @@ SPEED: Mapping[str, Sequence[str]] = {
         *("parallel=hybrid", "parallel.cuts=[]", "parallel.trainers=4", "gradient=dct"),
         *("sync=async", "embedding=served", "parallel.table_servers=1", "train.steps=600"),
     ),
-    "World.step, 2 + 1": (),
+    "World.step, 2 + 1": (),  # no run: WORLD_STEP
 }
 WORLD_STEP = Path(__file__).with_name("world_step.py")
 IN_PROCESS = ("parallel=hybrid", "parallel.world=in_process")

@@ -21,7 +21,6 @@ TRAINERS, BATCH_SIZE, WARM_UP = 2, 128, 50
 SPEC = ModelSpec(
     embedding_dim=16, bottom=(13, 512, 256, 64, 16), top=(512, 256, 1), table_rows=(1000,) * 26
 )
-Columns = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 def session_seconds() -> float:

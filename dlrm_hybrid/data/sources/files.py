@@ -84,7 +84,7 @@ class Block:
 
 
 class TableSource(Protocol):
-    """A file of rows."""
+    """A file that rows are read from."""
 
     @property
     def names(self) -> Sequence[str]:
