@@ -180,10 +180,7 @@ def test_unknown_categories_take_the_shared_row_are_named_or_are_zero(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (
-            {"age": "old"},
-            r"^DataFrame: column 'age': |^DataFrame: row 3: column 'age': 'old' is no",
-        ),
+        ({"age": "old"}, r"^DataFrame: row 3: column 'age': 'old' is no"),
         ({"code": "xyz"}, r"^DataFrame: row 3: column 'code': 'xyz' is not eight hexadecimal"),
         ({"depth": float("inf")}, r"^DataFrame: row 3: column 'depth': inf is infinite"),
     ],
