@@ -98,7 +98,7 @@ def _cut(path: Path) -> None:
 
 def _flip(path: Path) -> None:
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[content.index(b"add_one")] ^= 1  # not any byte: some of an index say nothing
     path.write_bytes(content)
 
 
