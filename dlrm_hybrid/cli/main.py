@@ -188,7 +188,7 @@ class _Jobs:
 
     def _run(self, job: compose.Job) -> int:
         from dlrm_hybrid.config.validate import validate
-        from dlrm_hybrid.kernels import OF_LEVELS
+        from dlrm_hybrid.kernels import first_kernels
         from dlrm_hybrid.run.supervisor import ensure_forkserver
 
         config = validate(job.values)
@@ -201,9 +201,8 @@ class _Jobs:
             return ExitCode.DONE
         if self.verb in RANKED:
             # The ranks' imports take seconds: make them beside those of this process.
-            has_levels = config.embedding.levels and config.activation.sends_levels
-            kernels = OF_LEVELS if has_levels and self.verb == "train" else ()
-            ensure_forkserver([RANK_MODULE], kernels)
+            kernels = first_kernels(config.embedding.levels, config.activation.sends_levels)
+            ensure_forkserver([RANK_MODULE], kernels if self.verb == "train" else ())
         if self.launch is not None or (self.verb == "train" and config.parallel.machines):
             rules = import_module("dlrm_hybrid.run.launch.rules")
             rules.check_world(config, self.launch, job.overrides)

@@ -11,8 +11,8 @@ ALL = (
     *("criteo", "gaps", "rows", "levels.row_levels", "residual", "ternary", "delimited"),
     *("levels.steps", "levels.rounding"),
 )
-# What trainers of stages and servers call in their first step where all that they send is levels,
-# in this order. It decides when a kernel is compiled, not whether.
+# What trainers and servers call in their first step where all that they send is levels, in this
+# order. It decides when a kernel is compiled, not whether.
 OF_LEVELS = (
     *("criteo.pack", "criteo.gather", "gaps.unique_ids", "magnitudes.topk_rows"),
     *("gaps.encode_ids", "gaps.decode_ids", "levels.row_levels.take_slots"),
@@ -31,3 +31,16 @@ OF_LEVELS = (
     *("scatter.scatter_add", "scatter.collect", "scatter.put", "levels.rounding.add_levels"),
     "scatter.put_all",
 )
+# Those of them that trainers without stages, who send no activations, do not call.
+OF_STAGES = (
+    *("levels.activations.encode_units", "levels.activations.decode_units"),
+    *("levels.steps.quantise", "levels.steps.count_symbols", "levels.steps.restore"),
+    *("levels.steps.flip", "magnitudes.topk_rows"),
+)
+
+
+def first_kernels(rows_as_levels: bool, activations_as_levels: bool) -> list[str]:
+    """The kernels to compile beside the ranks' imports, by what a run sends as levels."""
+    if not rows_as_levels:
+        return []
+    return [name for name in OF_LEVELS if activations_as_levels or name not in OF_STAGES]
