@@ -15,8 +15,9 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -26,24 +27,6 @@ sys.path.append(str(Path(__file__).parents[1] / "benchmarks"))
 from harness import Page, Row, arguments, publish, spread
 from lists import TIMED
 
-SPEED: Mapping[str, Sequence[str]] = {
-    "single, batch 128": ("train.batch_size=128", "train.steps=1500"),
-    "single, batch 2,048": ("train.batch_size=2048", "train.steps=120"),
-    "dct_hybrid, 2 × 3 + 1": ("+experiment=dct_hybrid", "train.steps=700"),
-    "dct_levels, 2 × 3 + 1": ("+experiment=dct_levels", "train.steps=700"),
-    "baseline, 2 × 3 + 1": ("+experiment=baseline", "train.steps=300"),
-    "dp_levels, 2 + 1": ("+experiment=dp_levels", "train.steps=700"),
-    "dp_levels, 2 + 1, batch 2,048": (
-        *("+experiment=dp_levels", "train.batch_size=2048", "train.steps=80"),
-    ),
-    "dp_levels, 4 + 1": ("+experiment=dp_levels", "parallel.trainers=4", "train.steps=400"),
-    "dp_bfloat16, 2 + 1": ("+experiment=dp_bfloat16", "train.steps=500"),
-    "asynchronous, 4 + 1 + 1": (
-        *("parallel=hybrid", "parallel.cuts=[]", "parallel.trainers=4", "gradient=dct"),
-        *("sync=async", "embedding=served", "parallel.table_servers=1", "train.steps=600"),
-    ),
-    "World.step, 2 + 1": (),  # no run: WORLD_STEP
-}
 WORLD_STEP = Path(__file__).with_name("world_step.py")
 IN_PROCESS = ("parallel=hybrid", "parallel.world=in_process")
 EXPERIMENTS = (
@@ -65,6 +48,7 @@ SAME: Mapping[str, Sequence[str]] = {
 COMMON = ("telemetry.tensorboard=false", *TIMED)
 SHORT = ("data=synthetic", "data.rows=20000", "train.steps=24")
 Summary = Mapping[str, Any]
+Measure = Callable[[Path, Path], float]  # of a checkout, in a new folder
 
 
 def train_in(checkout: Path, run: Path, overrides: Sequence[str]) -> Summary | str:
@@ -83,16 +67,44 @@ def train_in(checkout: Path, run: Path, overrides: Sequence[str]) -> Summary | s
     return json.loads((run / "summary.json").read_text(encoding="utf-8"))
 
 
-def cpu_microseconds(checkout: Path, world: str, run: Path) -> float:
-    """Of all ranks, per sample of the timed steps of one run."""
-    if not SPEED[world]:
-        python = checkout / ".venv" / "bin" / "python"
-        told = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-        return float(subprocess.check_output([python, WORLD_STEP], cwd=checkout, env=told))
-    summary = train_in(checkout, run, SPEED[world])
+def cpu_of_run(overrides: Sequence[str], checkout: Path, run: Path) -> float:
+    """CPU microseconds of all ranks, per sample of the timed steps of a run."""
+    summary = train_in(checkout, run, overrides)
     if isinstance(summary, str):
         sys.exit(f"{checkout}: {summary}")
     return 1e6 * summary["cpu"]["seconds"] / summary["samples_per_second"] / summary["seconds"]
+
+
+def cpu_of_world(checkout: Path, run: Path) -> float:
+    """The same of `World.step`, which makes no run."""
+    python = checkout / ".venv" / "bin" / "python"
+    told = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    return float(subprocess.check_output([python, WORLD_STEP], cwd=checkout, env=told))
+
+
+def of_run(*overrides: str) -> Measure:
+    """`cpu_of_run` with these overrides."""
+    return partial(cpu_of_run, overrides)
+
+
+SPEED: Mapping[str, Measure] = {
+    "single, batch 128": of_run("train.batch_size=128", "train.steps=1500"),
+    "single, batch 2,048": of_run("train.batch_size=2048", "train.steps=120"),
+    "dct_hybrid, 2 × 3 + 1": of_run("+experiment=dct_hybrid", "train.steps=700"),
+    "dct_levels, 2 × 3 + 1": of_run("+experiment=dct_levels", "train.steps=700"),
+    "baseline, 2 × 3 + 1": of_run("+experiment=baseline", "train.steps=300"),
+    "dp_levels, 2 + 1": of_run("+experiment=dp_levels", "train.steps=700"),
+    "dp_levels, 2 + 1, batch 2,048": of_run(
+        *("+experiment=dp_levels", "train.batch_size=2048", "train.steps=80"),
+    ),
+    "dp_levels, 4 + 1": of_run("+experiment=dp_levels", "parallel.trainers=4", "train.steps=400"),
+    "dp_bfloat16, 2 + 1": of_run("+experiment=dp_bfloat16", "train.steps=500"),
+    "asynchronous, 4 + 1 + 1": of_run(
+        *("parallel=hybrid", "parallel.cuts=[]", "parallel.trainers=4", "gradient=dct"),
+        *("sync=async", "embedding=served", "parallel.table_servers=1", "train.steps=600"),
+    ),
+    "World.step, 2 + 1": cpu_of_world,
+}
 
 
 def speed_rows(old: Path, new: Path, repeats: int, worlds: Sequence[str]) -> list[Row]:
@@ -104,7 +116,7 @@ def speed_rows(old: Path, new: Path, repeats: int, worlds: Sequence[str]) -> lis
                 found: dict[Path, float] = {}
                 for checkout in (old, new) if turn % 2 == 0 else (new, old):
                     run = Path(folder) / str(len(found))
-                    found[checkout] = cpu_microseconds(checkout, world, run)
+                    found[checkout] = SPEED[world](checkout, run)
             times[world].append((found[old], found[new]))
             print(turn, world, *times[world][-1], file=sys.stderr)
     return [
