@@ -54,7 +54,6 @@ from dlrm_hybrid.data.preprocessing import read_kept
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.predict import Predictor
 from dlrm_hybrid.run import training
-from dlrm_hybrid.run.assembly import world as build_world
 from dlrm_hybrid.telemetry.metrics import metrics_of
 from dlrm_hybrid.train.asynchronous.order_log import order_file, read_order
 from dlrm_hybrid.wire.frame import Kind as FrameKind
@@ -323,9 +322,8 @@ def test_processes_on_devices_are_one_process(
     world: Composition, train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given = (*HYBRID, *options(world))
-    monkeypatch.setattr(build_world, "placement", world_faults.apart)
-    in_process = train("in-process", world, *given, IN_PROCESS)
     monkeypatch.setattr(training, "TRAIN_RANK", world_faults.ON_A_DEVICE)
+    in_process = train("in-process", world, *given, IN_PROCESS)
     processes = train("processes", world, *given)
     for step in (SAVED, 2 * SAVED, STEPS):
         assert_same_state(processes, in_process, step)
@@ -415,8 +413,8 @@ def test_what_was_recorded_is_played_back(world: Composition, train: Train) -> N
 def test_a_world_is_plain_training(world: Composition, train: Train, made: dict[str, Path]) -> None:
     folder = train("world", world, *HYBRID, *options(world, PLAIN), IN_PROCESS)
     alone = (*plain_options(world), f"train.batch_size={16 * int(world['trainers'])}")
-    expected = made.get(str(alone)) or train("plain", world, *alone)
-    made[str(alone)] = expected
+    learned = str((world["rows"], *alone))
+    expected = made[learned] = made.get(learned) or train("plain", world, *alone)
     if is_exact(world):
         assert_same(expected, folder, STEPS)
         assert summary(expected)["test"] == summary(folder)["test"]
