@@ -8,7 +8,7 @@ Shapes: K rows of a message, L tables, P holders, D width of the widest table (s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -45,6 +45,7 @@ from dlrm_hybrid.wire.section import Dtype
 Array = NDArray[np.generic]
 
 STEPS, LEVELS_PREFIX = "steps", "levels."
+COPIES = ("slots", "copies")  # of each table, at both ends
 ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
 SENT, LOST = "rows.levels", "rows.lost_residuals"
 
@@ -263,6 +264,11 @@ class LevelFormat(RowFormat):
         return RowResponder(trainer, held, exponent, self.options)
 
 
+def ends_of_names(tables: Iterable[int]) -> tuple[str, ...]:
+    """Ends of the names of what the holder of some tables remembers of its trainers."""
+    return (f".{STEPS}", *(f".{table}.{what}" for table in tables for what in COPIES))
+
+
 def copy_into(target: Array, values: Mapping[str, Array], name: str) -> None:
     """Copy the value of this name; raises DataError if it does not fit or is missing."""
     saved = values.get(name)
@@ -274,7 +280,8 @@ def copy_into(target: Array, values: Mapping[str, Array], name: str) -> None:
 
 def _of_copies(copies: Copies, place: int) -> dict[str, Array]:
     where = copies.slots.of_table[place]
-    return {"slots": copies.slots.held_S2[where], "copies": copies.values_SD[where]}
+    views = (copies.slots.held_S2[where], copies.values_SD[where])
+    return dict(zip(COPIES, views, strict=True))
 
 
 def _of_table(part: Part, place: int) -> dict[str, Array]:

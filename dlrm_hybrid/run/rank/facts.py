@@ -14,6 +14,7 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import SCORE
 from dlrm_hybrid.checkpoint.reader import Checkpoint, open_checkpoint
+from dlrm_hybrid.compress.embedding.trainer import ends_of_names
 from dlrm_hybrid.config.identity import (
     CONFIG_FILE,
     config_hash,
@@ -197,7 +198,7 @@ class Source:
         own = {piece.name for piece in pieces}
         tables = in_groups(pieces, Group.EMBEDDINGS)
         # A holder of tables also needs what it remembers of other trainers.
-        ends = _ends_of_copies({int(piece.name.split(".")[1]) - 1 for piece in tables})
+        ends = ends_of_names({int(piece.name.split(".")[1]) - 1 for piece in tables})
         heads = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
         kept = self.kept & {Group.COMPRESSOR, Group.LEVELS}
         names = self.checkpoint.names(*self.kept & {Group.FLIGHT})
@@ -215,16 +216,11 @@ class Source:
         Args:
             tables: numbers of the server's tables in that state.
         """
-        kept, ends = self.kept & {Group.LEVELS}, _ends_of_copies(tables)
+        kept, ends = self.kept & {Group.LEVELS}, ends_of_names(tables)
         names = [x for x in self.checkpoint.names(*kept) if x.endswith(ends)]
         kept = self.kept & {Group.LOOKUPS} if names else ()
         names += [x for x in self.checkpoint.names(*kept) if f".ahead.{server}." in x]
         return self.checkpoint.tensors(names)
-
-
-def _ends_of_copies(tables: Collection[int]) -> tuple[str, ...]:
-    """Ends of the names of what both ends remember of some tables."""
-    return (".steps", *(f".{table}.{what}" for table in tables for what in ("slots", "copies")))
 
 
 def _fresh(job: Job, folder: Path) -> dict[str, Tensor]:
