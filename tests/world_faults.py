@@ -138,11 +138,11 @@ def await_stop(run_folder: Path, role: str) -> int:
 
 def world_rank_on_a_device(argument: str, report, stop: StopRequest) -> None:
     """Be a rank of a world; a worker computes on a device."""
-    world.placement = apart
+    world.placement = _apart
     train_rank(argument, report, stop)
 
 
-def apart(config: Config, topology: Topology, rank: int) -> Placement:
+def _apart(config: Config, topology: Topology, rank: int) -> Placement:
     """The CPU in the place of each worker's device, for `world.placement`."""
     is_worker = isinstance(topology.role(rank), WorkerRole)
     return Placement(torch.device("cpu"), is_apart=True) if is_worker else HOST

@@ -12,7 +12,7 @@ ALL = (
     *("levels.steps", "levels.rounding"),
 )
 # What trainers and servers call in their first step where all that they send is levels, in this
-# order. It decides when a kernel is compiled, not whether.
+# order. Where only rows are, those of gradients are compiled for nothing, beside the imports.
 OF_LEVELS = (
     *("criteo.pack", "criteo.gather", "gaps.unique_ids", "magnitudes.topk_rows"),
     *("gaps.encode_ids", "gaps.decode_ids", "levels.row_levels.take_slots"),

@@ -238,8 +238,9 @@ def is_exact(composition: Composition) -> bool:
     FBGEMM adds a gradient times the weight of an id in one rounding, table servers in two.
     """
     is_weighted = composition["rows"] in ("lists", "labels", "shared")
+    rounds_twice = (composition["tables"], composition["table optimizer"]) == ("served", "sgd")
     has_order = composition["trainers"] == "1" and composition["schedule"] == "sequential"
-    return has_order and not (is_weighted and composition["tables"] == "served")
+    return has_order and not (is_weighted and rounds_twice)
 
 
 def _is_allowed(composition: Composition, forbidden: Sequence[Sequence[Choice]]) -> bool:

@@ -264,8 +264,8 @@ class LevelFormat(RowFormat):
         return RowResponder(trainer, held, exponent, self.options)
 
 
-def ends_of_names(tables: Iterable[int]) -> tuple[str, ...]:
-    """Ends of the names of what the holder of some tables remembers of its trainers."""
+def suffixes_of_copies(tables: Iterable[int]) -> tuple[str, ...]:
+    """Suffixes of the names of what a holder of some tables remembers of its trainers."""
     return (f".{STEPS}", *(f".{table}.{what}" for table in tables for what in COPIES))
 
 

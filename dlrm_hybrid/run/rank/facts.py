@@ -14,7 +14,7 @@ from torch import Tensor
 from dlrm_hybrid.checkpoint import folder as checkpoint_folder
 from dlrm_hybrid.checkpoint.folder import SCORE
 from dlrm_hybrid.checkpoint.reader import Checkpoint, open_checkpoint
-from dlrm_hybrid.compress.embedding.trainer import ends_of_names
+from dlrm_hybrid.compress.embedding.trainer import suffixes_of_copies
 from dlrm_hybrid.config.identity import (
     CONFIG_FILE,
     config_hash,
@@ -198,7 +198,7 @@ class Source:
         own = {piece.name for piece in pieces}
         tables = in_groups(pieces, Group.EMBEDDINGS)
         # A holder of tables also needs what it remembers of other trainers.
-        ends = ends_of_names({int(piece.name.split(".")[1]) - 1 for piece in tables})
+        ends = suffixes_of_copies({int(piece.name.split(".")[1]) - 1 for piece in tables})
         heads = tuple(f"{LOOKUPS_PREFIX}{trainer}." for trainer in trainers)
         kept = self.kept & {Group.COMPRESSOR, Group.LEVELS}
         names = self.checkpoint.names(*self.kept & {Group.FLIGHT})
@@ -216,7 +216,7 @@ class Source:
         Args:
             tables: numbers of the server's tables in that state.
         """
-        kept, ends = self.kept & {Group.LEVELS}, ends_of_names(tables)
+        kept, ends = self.kept & {Group.LEVELS}, suffixes_of_copies(tables)
         names = [x for x in self.checkpoint.names(*kept) if x.endswith(ends)]
         kept = self.kept & {Group.LOOKUPS} if names else ()
         names += [x for x in self.checkpoint.names(*kept) if f".ahead.{server}." in x]
