@@ -55,7 +55,7 @@ class Terminal:
             self.line(text)
 
     def table(self, table: Table) -> None:
-        """Print a table."""
+        """Print a table, as wide as its figures need."""
         # A table too wide for the terminal runs past its edge: truncated figures would be useless.
         unlimited = self.console.options.update(width=MAX_WIDTH)
         self.console.print(Segments(self.console.render(table.rich(), unlimited)))

@@ -210,7 +210,7 @@ class Listener:
         return Mesh(place, dict(sorted(connected.items())), deadline_seconds)
 
     def close(self) -> None:
-        """Stop listening."""
+        """Stop listening for other members of the mesh."""
         self._socket.close()
 
     def _place_of(self, stranger: sockets.socket) -> int | None:

@@ -114,7 +114,7 @@ class OwnModel(DataShape):
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Names of its parts."""
+        """Names of the parts of the model, in the order of computing."""
         return tuple(part.name for part in self.parts)
 
     @property

@@ -46,7 +46,7 @@ class PacketError(DlrmError):
 
 
 class Packet(NamedTuple):
-    """What a packet holds.
+    """What a packet of compressed tensors holds.
 
     Attributes:
         fingerprint: of the sender's tensors.

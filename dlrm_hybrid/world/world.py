@@ -143,7 +143,7 @@ class World:
 
     @property
     def spec(self) -> ModelShape:
-        """The model."""
+        """The shape of the model that is trained: tables and layers."""
         return self._settings.spec
 
     @property

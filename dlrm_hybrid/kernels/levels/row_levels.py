@@ -319,7 +319,7 @@ def encode_levels(
     events_S: Words,
     out: Bytes,
 ) -> int:
-    """Write rows of levels.
+    """Write the levels of the rows of a message as code.
 
     Args:
         levels_KD: of the rows of a message.
