@@ -15,7 +15,10 @@ TRAINERS, TABLES = range(3), range(12)
 KINDS = ("slots", "copies", "residuals", "row_squares")
 SAVED = {
     Group.COMPRESSOR: [f"trainer.{trainer}.top.1.weight.residual" for trainer in TRAINERS],
-    Group.LOOKUPS: [f"lookups.{trainer}.rows" for trainer in TRAINERS],
+    Group.LOOKUPS: [
+        *(f"lookups.{trainer}.rows" for trainer in TRAINERS),
+        *(f"lookups.{trainer}.ahead.{server}.0.keys" for trainer in TRAINERS for server in (0, 1)),
+    ],
     Group.LEVELS: [
         *(f"levels.{trainer}.steps" for trainer in TRAINERS),
         *(f"levels.{trainer}.{n}.{kind}" for trainer in TRAINERS for n in TABLES for kind in KINDS),
@@ -49,8 +52,9 @@ def test_a_rank_reads_its_own_and_what_holders_know_of_others(
     source = Source(checkpoint=saved, facts={}, kept=frozenset(Group))
     assert source.state([1], pieces).keys() == own | known | {*SAVED[Group.FLIGHT]}
     ends = {f".{n}.{what}" for n in others for what in KINDS[:2]} | {".steps"}
-    of_server = source.of_table_server(0, others)
-    assert of_server.keys() == {x for x in SAVED[Group.LEVELS] if x.endswith(tuple(ends))}
+    of_server = source.of_table_server(1, others, trainers=3)
+    read = {x for x in SAVED[Group.LEVELS] if x.endswith(tuple(ends))}
+    assert of_server.keys() == read | {f"lookups.{trainer}.ahead.1.0.keys" for trainer in TRAINERS}
     for group, names in SAVED.items():
         source = Source(checkpoint=saved, facts={}, kept=frozenset({group}))
         assert source.state([1], pieces).keys() <= {*names}

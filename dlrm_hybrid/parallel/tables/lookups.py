@@ -27,6 +27,7 @@ from dlrm_hybrid.compress.embedding.memory import Rows
 from dlrm_hybrid.compress.embedding.widths import Widths
 from dlrm_hybrid.model.embeddings import DistinctIds, distinct_ids
 from dlrm_hybrid.model.exchange.distinct import decoded_ids, encoded_ids
+from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.types import DataError, DlrmError
 from dlrm_hybrid.wire.dense import array_of, dense
 from dlrm_hybrid.wire.section import ELEMENT_BYTES, Dtype, Encoding, Section
@@ -186,6 +187,11 @@ def held_by(server: int, rows_F: Sequence[int], widths: Widths) -> Held:
     return Held(tuple(range(first, first + len(rows_F))), tuple(rows_F), widths)
 
 
+def ahead_of(trainer: int, server: int) -> str:
+    """Begin of the names of rows that a trainer has asked a table server for ahead of updates."""
+    return f"{LOOKUPS_PREFIX}{trainer}.ahead.{server}."
+
+
 def flight_tensors(rows: Rows, read: Read) -> dict[str, Tensor]:
     """Rows that a trainer has read, but not taken, for a checkpoint."""
     numbers_KD = torch.from_numpy(read[0])
@@ -198,7 +204,7 @@ def flights_of(values: Mapping[str, Tensor], head: str, held: Held) -> list[tupl
 
     Args:
         values: tensors of a checkpoint; empty ones are not among them.
-        head: begin of their names, `lookups.<trainer>.ahead.<server>.`.
+        head: begin of their names, see `ahead_of`.
 
     Raises:
         DataError: they are no rows of the server.

@@ -34,6 +34,7 @@ from dlrm_hybrid.parallel.tables.base import Tables, mean_part
 from dlrm_hybrid.parallel.tables.lookups import (
     AskedIds,
     SplitIds,
+    ahead_of,
     flight_tensors,
     flights_of,
     held_by,
@@ -75,7 +76,8 @@ class TableClient:
     def __init__(self, port: Port, spec: ModelShape, formats: RowFormats, clock: SpanClock) -> None:
         self._port = port
         self._group = port.topology.table_server_group
-        servers, trainer = len(self._group), port.rank // port.topology.stages
+        servers = len(self._group)
+        self._trainer = trainer = port.rank // port.topology.stages
         self._held_S = [
             held_by(server, owned_rows(spec.table_rows, server, servers), spec.widths)
             for server in range(servers)
@@ -156,7 +158,7 @@ class TableClient:
             reads = yield from self._read(batch, flight)
             for server, (rows, read) in enumerate(zip(flight.rows_S, reads, strict=True)):
                 # Relative to the current batch: the tables will have newer versions.
-                head = f"{self.prefix}ahead.{server}.{batch - self.updated}."
+                head = f"{ahead_of(self._trainer, server)}{batch - self.updated}."
                 ahead |= {f"{head}{name}": x for name, x in flight_tensors(rows, read).items()}
         pieces = full_pieces(self.remembered.tensors(), Group.LEVELS)
         return pieces + full_pieces(ahead, Group.LOOKUPS)
@@ -174,7 +176,7 @@ class TableClient:
         self.updated = version
         self.remembered.load(values)
         flights = [
-            flights_of(values, f"{self.prefix}ahead.{server}.", held)
+            flights_of(values, ahead_of(self._trainer, server), held)
             for server, held in enumerate(self._held_S)
         ]
         self._flights = {

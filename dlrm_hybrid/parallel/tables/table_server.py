@@ -18,9 +18,9 @@ from dlrm_hybrid.model.optimizer import LrSchedule
 from dlrm_hybrid.model.table_rows import TableRows
 from dlrm_hybrid.model.tensors import Piece
 from dlrm_hybrid.parallel.effects import Outgoing
-from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
 from dlrm_hybrid.parallel.tables.lookups import (
     AskedIds,
+    ahead_of,
     asked_of,
     flights_of,
     held_by,
@@ -116,8 +116,7 @@ class TableServer:
         """
         for trainer, end in enumerate(self._ends):
             end.load(values)
-            head = f"{LOOKUPS_PREFIX}{trainer}.ahead.{self._index}."
-            for rows, read in flights_of(values, head, self.held):
+            for rows, read in flights_of(values, ahead_of(trainer, self._index), self.held):
                 end.sent(rows, read)
         self._state = self._state.begin(self._topology.trainers, version)
         for table in (self._asked, self._sent, self._gradients):

@@ -29,6 +29,7 @@ from dlrm_hybrid.data.shards import Shards
 from dlrm_hybrid.disk import read_object
 from dlrm_hybrid.model.tensors import Piece, in_groups
 from dlrm_hybrid.parallel.finite import LOOKUPS_PREFIX
+from dlrm_hybrid.parallel.tables.lookups import ahead_of
 from dlrm_hybrid.run.folder import check_checkpoint, check_weights, has_rows
 from dlrm_hybrid.run.rank.job import Job
 from dlrm_hybrid.run.rank.process import Report
@@ -210,16 +211,21 @@ class Source:
             print(f"{self.checkpoint.folder}: of an earlier version; rows are looked up ahead anew")
         return self.checkpoint.tensors(names)
 
-    def of_table_server(self, server: int, tables: Collection[int]) -> dict[str, Tensor]:
+    def of_table_server(
+        self, server: int, tables: Collection[int], trainers: int
+    ) -> dict[str, Tensor]:
         """The state of trainers that goes on, as far as a table server remembers it.
 
         Args:
+            server: its index.
             tables: numbers of the server's tables in that state.
+            trainers: number of trainers.
         """
         kept, ends = self.kept & {Group.LEVELS}, suffixes_of_copies(tables)
         names = [x for x in self.checkpoint.names(*kept) if x.endswith(ends)]
         kept = self.kept & {Group.LOOKUPS} if names else ()
-        names += [x for x in self.checkpoint.names(*kept) if f".ahead.{server}." in x]
+        heads = tuple(ahead_of(trainer, server) for trainer in range(trainers))
+        names += [x for x in self.checkpoint.names(*kept) if x.startswith(heads)]
         return self.checkpoint.tensors(names)
 
 

@@ -72,7 +72,7 @@ def serve_tables(job: Job, index: int, channel: MeteredChannel, meter: RankMeter
         begin_with_vectors(job, server.pieces())
     if source is not None:
         source.checkpoint.fill(server.pieces())
-        values = source.of_table_server(index, server.held.tables)
+        values = source.of_table_server(index, server.held.tables, job.layout.topology.trainers)
         server.restart(server.version_at(source.progress.step), values)
     del source  # with its open files
     _serve(job, _server_rank(job, server, meter.switch), channel, meter)
