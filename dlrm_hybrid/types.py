@@ -104,7 +104,11 @@ class InterruptedRunError(DlrmError):
 
 
 class StoppedLateError(DlrmError):
-    """A signal came after a run was complete: the run is valid, but no other begins."""
+    """A signal came after a run was complete: the run is valid, but no other begins.
+
+    Attributes:
+        number: of the signal.
+    """
 
     exit_code = ExitCode.DONE
 

@@ -85,10 +85,6 @@ def _run_verb(verb: str, args: Arguments, stop: _Stop) -> int:
             args.faults.append(f"-m: only `train` can be swept, not `{verb}`")
         points = compose.sweep_of(args.overrides, args.faults)
         return _run_sweep(points, _Jobs(verb, launch, stop))
-    if verb == "train":
-        args.faults += (
-            f"{key}: only applies to a sweep; add -m" for key in compose.of_sweeps(args.overrides)
-        )
     job = compose.job_of(
         args.overrides,
         args.faults,
@@ -154,7 +150,7 @@ def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:
         for number in range(len(points.points)):
             code = jobs.run(points.job(number))
             if jobs.stopped:
-                return code or ExitCode.PREEMPTED
+                return jobs.stopped
             first_failed = first_failed or code
     finally:
         jobs.sweep.close()
@@ -163,13 +159,21 @@ def _run_sweep(points: compose.Sweep, jobs: _Jobs) -> int:
 
 @dataclass(slots=True)
 class _Jobs:
-    """Runs one job, or those of a sweep one after the other; `stopped` after a signal."""
+    """Runs one job, or those of a sweep one after the other.
+
+    Attributes:
+        verb: the command.
+        launch: place of this process among those that a launcher has started.
+        stop: what signals do while no ranks run.
+        sweep: the sweep that the jobs are of.
+        stopped: exit code of a sweep that a signal has stopped, else 0.
+    """
 
     verb: str
     launch: Launch | None
     stop: _Stop
     sweep: Sweep | None = None
-    stopped: bool = False
+    stopped: int = ExitCode.DONE
 
     def run(self, job: compose.Job) -> int:
         """Run a job and return its exit code; a failed one does not stop a sweep, a signal does."""
@@ -178,12 +182,15 @@ class _Jobs:
             with refusals():
                 code = self._run(job)
         except StoppedLateError as error:
-            code, self.stopped = error.exit_code, True
+            is_interrupt = error.number == signal.SIGINT
+            self.stopped = ExitCode.INTERRUPTED if is_interrupt else ExitCode.PREEMPTED
+            code = error.exit_code
         except BaseException as error:
             code = _tell(self.stop.reason(error), title)
         if self.sweep is not None:
             self.sweep.add(job, code)
-        self.stopped |= code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED)
+        if code in (ExitCode.INTERRUPTED, ExitCode.PREEMPTED):
+            self.stopped = code
         return code
 
     def _run(self, job: compose.Job) -> int:

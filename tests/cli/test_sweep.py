@@ -1,10 +1,14 @@
 import csv
+import signal
 from pathlib import Path
 
 import pytest
 from made_runs import make_run
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.cli.verbs import train as train_verb
+from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.types import StoppedLateError
 
 
 def table(sweep: Path) -> list[dict[str, str]]:
@@ -50,3 +54,19 @@ def test_a_job_of_another_sweep_is_never_taken_for_this_ones(
     assert [row["status"] for row in table(tmp_path / "sweep")] == ["refused"]
     assert run([*argv, "train.seed=1"]) == 0
     assert "job 0: already complete, skipped" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_a_signal_after_the_result_of_a_job_ends_the_sweep(
+    number: signal.Signals, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[Request] = []
+
+    def complete(request: Request) -> int:
+        begun.append(request)
+        raise StoppedLateError(number)
+
+    monkeypatch.setattr(train_verb, "run", complete)
+    folder = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    assert run(["dlrm_hybrid", "train", "-m", "train.seed=1,2", folder]) == code
+    assert [request.config.train.seed for request in begun] == [1]
