@@ -61,6 +61,7 @@ from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 SWEEP = "sweep"
+OF_SWEEPS = (SWEEP, "hydra.sweep", "hydra.sweeper")
 RESUME = "checkpoint.resume"
 GOING_ON = {RESUME: "auto", "skip_completed": True}  # mean nothing in a new folder
 # Of the section `hydra`: what composing itself writes there, and no override can change.
@@ -195,8 +196,11 @@ def job_of(
         DataError: the configuration in the run folder is damaged.
     """
     overrides = with_density(overrides)
+    if trains:
+        of_sweeps = [text for text in overrides if _is_of(text, *OF_SWEEPS)]
+        faults = [*faults, *(f"{text}: only applies to a sweep; add -m" for text in of_sweeps)]
     tree = _composed(overrides, faults, has_model, RUN_FOLDER_KEY if trains else None)
-    return Job(tree.values, _folder(tree, "hydra.run.dir"), _own(overrides), tree.dropped)
+    return Job(tree.values, _folder(tree, RUN_FOLDER_KEY), _own(overrides), tree.dropped)
 
 
 def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
@@ -235,7 +239,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
         raise ConfigError(faults_text(lines))
     keys = tuple(point.key.lstrip("+") for point in points if point.is_swept or point in swept)
     jobs = tuple(itertools.product(*(point.overrides for point in points)))
-    return Sweep(jobs, _folder(tree, "hydra.sweep.dir"), keys, **options[0])
+    return Sweep(jobs, _folder(tree, SWEEP_FOLDER_KEY), keys, **options[0])
 
 
 def given_keys(overrides: Sequence[str]) -> list[str]:
@@ -536,11 +540,6 @@ def _sweep_faults(options: Sequence[Mapping[str, Any]]) -> list[str]:
 def _own(overrides: Sequence[str]) -> tuple[str, ...]:
     """Overrides that configure the run, not Hydra or a sweep."""
     return tuple(text for text in overrides if not _is_of(text, "hydra", SWEEP))
-
-
-def of_sweeps(overrides: Sequence[str]) -> list[str]:
-    """Overrides that mean something to a sweep alone."""
-    return [text for text in overrides if _is_of(text, SWEEP)]
 
 
 def _is_of(override: str, *sections: str) -> bool:

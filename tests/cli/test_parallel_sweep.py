@@ -72,10 +72,11 @@ def test_how_many_jobs_run_is_of_the_whole_sweep(
     assert capsys.readouterr().err == (
         "configuration: 1 fault\n  sweep.jobs = 2: is of the whole sweep; another job has 1\n"
     )
-    assert run(["dlrm_hybrid", "train", "sweep.jobs=2", "train.steps=1"]) == 2
-    assert capsys.readouterr().err == (
-        "configuration: 1 fault\n  sweep.jobs=2: only applies to a sweep; add -m\n"
-    )
+    for key in ("sweep.jobs=2", "hydra.sweep.dir=mine"):
+        assert run(["dlrm_hybrid", "train", key, "train.steps=1"]) == 2
+        assert capsys.readouterr().err == (
+            f"configuration: 1 fault\n  {key}: only applies to a sweep; add -m\n"
+        )
     assert run(["dlrm_hybrid", "train", "-m", "sweep.jobs=0", "train.seed=1,2"]) == 2
     assert "sweep.jobs = 0: must be a whole number at least 1" in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
