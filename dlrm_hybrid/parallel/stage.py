@@ -394,9 +394,9 @@ def aligned(tensor: Tensor) -> Tensor:
 
 
 def count_correct(logit_B: Tensor, label_B: Tensor) -> Tensor:
-    """Number of rows whose predicted click, at probability one half or more, matches the label.
+    """Number of rows whose predicted click, at a probability above one half, matches the label.
 
     Of several labels, (B, L), the first one's.
     """
-    right = (logit_B >= 0) == (label_B > 0.5)
+    right = (logit_B > 0) == (label_B > 0.5)
     return torch.count_nonzero(right if right.dim() == 1 else right[:, 0])

@@ -13,7 +13,15 @@ from dlrm_hybrid.model.dlrm import StageModel
 from dlrm_hybrid.model.embeddings import tensor_bags
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.model.spec import ModelSpec, Partition
-from dlrm_hybrid.parallel.stage import Inputs, Stage, StageResult, aligned, predict_stage
+from dlrm_hybrid.parallel.stage import (
+    Inputs,
+    Stage,
+    StageResult,
+    aligned,
+    count_correct,
+    predict_stage,
+)
+from dlrm_hybrid.telemetry.metrics import BinaryMetrics
 from dlrm_hybrid.types import BatchNumber, ConfigError
 
 ROWS = 24
@@ -256,3 +264,12 @@ def test_a_dropped_graph_is_computed_again_with_the_weights_of_then():
     for name, gradient in after.gradients.items():
         assert torch.equal(found.gradients[name], gradient)
         assert not torch.equal(gradient, before.gradients[name])
+
+
+def test_training_and_evaluation_count_the_same_rows_as_right() -> None:
+    """A probability of one half is no click."""
+    logit_B = torch.tensor([0.0, 0.0, 1e-30, -1e-30, 2.0, -0.0])
+    label_B = torch.tensor([0.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    evaluation = BinaryMetrics()
+    evaluation.add(logit_B.numpy(), label_B.numpy())
+    assert count_correct(logit_B, label_B).item() == 4 == 6 * evaluation.scores().accuracy
