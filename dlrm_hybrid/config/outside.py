@@ -107,7 +107,7 @@ def as_data(group: str, path: str, values: Mapping[str, Any]) -> Unloaded | None
 def load_typed(overrides: Iterable[str]) -> None:
     """Import the choices from outside that overrides name; `fault_of` reports failures."""
     for text in overrides:
-        head, _, value = text.partition("=")
+        head, _, value = text.lstrip("+").partition("=")
         if head in GROUPS:
             for path in _OUTSIDE.findall(value.replace("\\", "")):
                 fault_of(head, path)

@@ -9,6 +9,7 @@ from itertools import product
 from math import prod
 
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.config.validate import all_faults, faults_text, validate
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.plan.layout import Layout
@@ -55,7 +56,7 @@ def kinds(request: Request) -> list[Kind]:
         ConfigError: none goes with the other overrides, or these decide numbers of ranks.
     """
     typed = request.overrides
-    if decided := [text for text in typed if text.lstrip("+").partition("=")[0] in DECIDED]:
+    if decided := [text for text in typed if head_of(text) in DECIDED]:
         why = "plan.machines decides numbers of trainers and servers; leave it out"
         raise ConfigError(faults_text([f"{text}: {why}" for text in decided]))
     chosen = any(text.startswith("+experiment=") for text in typed)
@@ -109,11 +110,11 @@ def worlds_on(kinds: Sequence[Kind], machines: int) -> list[Planned]:
 
 def command(world: Planned) -> str:
     """The command that starts a world: on each of its machines, or here where they are emulated."""
-    words = [text for text in world.overrides if not text.lstrip("+~").startswith("plan.")]
+    words = [text for text in world.overrides if not head_of(text).startswith("plan.")]
     if world.config.network.name != "emulated":
         return start_command(world.config, words)
     links = {"network.rate": world.rate, "network.latency": world.latency}
-    words = [text for text in words if text.partition("=")[0] not in links]
+    words = [text for text in words if head_of(text) not in links]
     words += [f"{key}={value}" for key, value in links.items() if value is not None]
     return shlex.join(("python", "-m", "dlrm_hybrid", "train", *words))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from dlrm_hybrid.config.identity import flat, same_results, without_seeds
-from dlrm_hybrid.config.keys import effect_of, keys_of
+from dlrm_hybrid.config.keys import effect_of, head_of, keys_of
 from dlrm_hybrid.record import Effect
 from dlrm_hybrid.report.labels import labels, short, varying
 from dlrm_hybrid.report.measures import (
@@ -113,7 +113,7 @@ def _means(groups: Sequence[str], rows: Sequence[Mapping[Any, Any]]) -> Table | 
 
 
 def _seedless(overrides: Sequence[str]) -> tuple[str, ...]:
-    return tuple(text for text in overrides if text.partition("=")[0] not in keys_of(Effect.SEED))
+    return tuple(text for text in overrides if head_of(text) not in keys_of(Effect.SEED))
 
 
 def bytes_by_class(summary: Summary) -> dict[str, float]:

@@ -27,6 +27,7 @@ from dlrm_hybrid.config.identity import (
     same_results,
     with_value,
 )
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.config.model import with_table_dims
 from dlrm_hybrid.config.paths import ROWS, absolute, elsewhere, full, recorded
 from dlrm_hybrid.config.schema import Config
@@ -374,9 +375,9 @@ def _earlier_overrides(request: Request) -> list[str]:
     path = request.folder / OVERRIDES_FILE
     if request.config.checkpoint.resume != "auto" or not path.exists():
         return []
-    typed = {text.partition("=")[0] for text in request.overrides}
+    typed = {*map(head_of, request.overrides)}
     earlier = read_overrides(path)
-    return [text for text in earlier if text.partition("=")[0] not in typed]
+    return [text for text in earlier if head_of(text) not in typed]
 
 
 def read_overrides(path: Path) -> list[str]:

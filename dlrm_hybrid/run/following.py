@@ -24,6 +24,7 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS, FILES
 from dlrm_hybrid.config.choices import Table
 from dlrm_hybrid.config.identity import CONFIG_FILE, flat, with_value
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.validate import faults_text, validate
 from dlrm_hybrid.data.manifest import MANIFEST_FILE, FileStamp, read, stamp
@@ -155,7 +156,7 @@ class _Followed:
     @property
     def again(self) -> tuple[str, ...]:
         """The overrides of the command that goes on with this run."""
-        kept = (x for x in self.request.overrides if not x.startswith(f"{RUN_FOLDER_KEY}="))
+        kept = (text for text in self.request.overrides if head_of(text) != RUN_FOLDER_KEY)
         return (*kept, override_text(RUN_FOLDER_KEY, str(self.request.folder)))
 
     def runs(self) -> list[FileRun]:
@@ -220,7 +221,7 @@ class _Followed:
         if run.has_begun or self.request.config.checkpoint.resume == "auto":
             keys["checkpoint.resume"] = "auto"
         values, overrides = dict(self.request.values), list(self.request.overrides)
-        overrides = [text for text in overrides if text.partition("=")[0] not in keys]
+        overrides = [text for text in overrides if head_of(text) not in keys]
         for key, value in keys.items():
             values = with_value(values, key, value)
             if value is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm_hybrid.config.choices import Synthetic
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.config.model import NO_SCHEMA
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
@@ -42,8 +43,8 @@ class Command:
 
     def with_(self, *more: str) -> str:
         """Repeat the command with other values of some keys."""
-        keys = [text.partition("=")[0] for text in more]
-        overrides = [text for text in self.overrides if text.partition("=")[0] not in keys]
+        keys = [*map(head_of, more)]
+        overrides = [text for text in self.overrides if head_of(text) not in keys]
         return f"python -m dlrm_hybrid {self.verb} {shlex.join([*overrides, *more])}"
 
 

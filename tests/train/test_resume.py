@@ -259,7 +259,7 @@ def test_a_run_goes_on_as_its_folder_says_and_writes_where_the_command_line_says
     assert run([*alone, rows, "optimizer.lr=0.1"]) == 2
     assert "  optimizer.lr = 0.1: the checkpoint was made with 0.05" in capsys.readouterr().err
     (folder / "checkpoints" / "latest").write_text("step_00000005\n")
-    assert run([*alone, rows, "threads=2"]) == 0
+    assert run([*alone, rows, "threads=2", "++optimizer.lr=0.05"]) == 0
     told = capsys.readouterr().out
     assert f"going on with the run in {folder}, as configured there" in told
     assert "replaces those of later steps: step_00000010\n" in told
@@ -267,7 +267,8 @@ def test_a_run_goes_on_as_its_folder_says_and_writes_where_the_command_line_says
     changed["checkpoint"]["resume"] = "auto"
     assert json.loads((folder / "config.json").read_text()) == changed
     lines = (folder / "overrides.yaml").read_text().splitlines()
-    assert '- "optimizer.lr=0.05"' in lines and '- "threads=2"' in lines
+    assert {'- "name=mine"', '- "++optimizer.lr=0.05"', '- "threads=2"'} <= {*lines}
+    assert '- "optimizer.lr=0.05"' not in lines  # typed anew
     assert lines.count(f'- "{rows}"') == 1
     (folder / "summary.json").unlink()
     (folder / "config.json").write_text('{"data": 5}')
