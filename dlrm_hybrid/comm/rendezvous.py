@@ -252,9 +252,7 @@ def share_folder(folder: Path, check: Callable[[], None] = go_on) -> Rendezvous:
     return Rendezvous(FolderTexts(folder), "ranks", str(folder), check)
 
 
-def serve_store(
-    host: str, port: int, attempt: str, check: Callable[[], None] = go_on
-) -> Rendezvous:
+def serve_store(host: str, port: int, attempt: str) -> Rendezvous:
     """Serve a store on one address of this machine, for as long as the rendezvous exists.
 
     Raises:
@@ -275,12 +273,10 @@ def serve_store(
     store = TCPStore(
         address, port, is_master=True, wait_for_workers=False, master_listen_fd=listening.detach()
     )
-    return Rendezvous(store, attempt, f"the store at {address}:{port}", check)
+    return Rendezvous(store, attempt, f"the store at {address}:{port}")
 
 
-def reach_store(
-    host: str, port: int, attempt: str, deadline_seconds: float, check: Callable[[], None] = go_on
-) -> Rendezvous:
+def reach_store(host: str, port: int, attempt: str, deadline_seconds: float) -> Rendezvous:
     """Connect to a store served by another process.
 
     Raises:
@@ -288,7 +284,6 @@ def reach_store(
     """
     until = time.monotonic() + deadline_seconds
     while not _is_served(host, port) and time.monotonic() < until:
-        check()
         time.sleep(CONNECT_POLL_SECONDS)  # a waiting TCPStore blocks signals
     try:
         timeout = timedelta(seconds=max(LEAST_SECONDS, until - time.monotonic()))
@@ -298,7 +293,7 @@ def reach_store(
             f"MASTER_ADDR = {host}, MASTER_PORT = {port}: no store there within "
             f"{deadline_seconds:g} s: {_first_line(error)}"
         ) from error
-    return Rendezvous(store, attempt, f"the store at {host}:{port}", check)
+    return Rendezvous(store, attempt, f"the store at {host}:{port}")
 
 
 def own_address(bind: str) -> str:

@@ -157,7 +157,6 @@ class Loader:
         self._epoch: _Epoch | None = None
         self._loaded: tuple[int, int] | None = None  # epoch and number of the block in memory
         self._order_R = np.empty(0, np.uint32)
-        self.dropped_rows = rows % global_rows
         self.watch: Callable[[Bags[Int64s]], None] | None = None
 
     def read(self, state: LoaderState) -> tuple[Batch, LoaderState]:

@@ -1,5 +1,7 @@
 """A store served by one process: what it tells others, and where it listens."""
 
+from dataclasses import replace
+
 import psutil
 import pytest
 from free_ports import free_port
@@ -66,7 +68,7 @@ def test_a_signal_ends_the_waiting() -> None:
     def stopped() -> None:
         raise PreemptedError("stopped")
 
-    rendezvous = serve_store("127.0.0.1", free_port(), "run/0", stopped)
+    rendezvous = replace(serve_store("127.0.0.1", free_port(), "run/0"), check=stopped)
     with pytest.raises(PreemptedError):
         rendezvous.wait("note", HANG_SECONDS)
 
