@@ -126,9 +126,15 @@ def _set(key: str, value: str) -> str:
 
 def _near_choices(word: str) -> list[str]:
     """Overrides for choices of groups that are so like a word that it is probably no path."""
-    group_of = {name: group for group, names in all_groups().items() for name in names}
-    near = difflib.get_close_matches(word, group_of, n=1, cutoff=0.8)
-    return [override for name in near for override in near_choices(group_of[name], word, [name])]
+    names = {name for choices in all_groups().values() for name in choices}
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.8)
+    return [
+        override
+        for group, choices in all_groups().items()
+        for name in near
+        if name in choices
+        for override in near_choices(group, word, [name])
+    ]
 
 
 def _unknown_words(verb: str, words: Sequence[str]) -> Iterator[str]:

@@ -160,6 +160,7 @@ def test_the_version(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[s
         ("train --lr 0.1", "did you mean embedding.lr=0.1 or optimizer.lr=0.1?"),
         ("train --batch-size 64", "did you mean train.batch_size=64"),
         ("train --gpu", "unknown flag; choose from -h, --help,"),
+        ("train dctt", "did you mean activation=dct or gradient=dct?"),
         ("train dct_hybrid", "did you mean +experiment=dct_hybrid?"),
         ("train runs/mine", "did you mean checkpoint.resume=runs/mine?"),
         ("train optimizer.lr 0.1", "optimizer.lr: is not key=value; did you mean optimizer.lr=0.1"),
