@@ -31,8 +31,9 @@ from dlrm_hybrid.config.keys import (
     unknown_key,
 )
 from dlrm_hybrid.config.outside import GROUPS, fault_of
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, SWEEP_FOLDER_KEY
 
-ALLOWED = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweeper.params")
+ALLOWED = (RUN_FOLDER_KEY, SWEEP_FOLDER_KEY, "hydra.sweeper.params")
 MOST_JOBS = 10_000  # of a sweep
 MOST_NESTED = 32  # brackets; the parser recurses
 _SPARSITY = re.compile(r"(\+*gradient\.)sparsity=((?:0|0?\.\d+)(?:,(?:0|0?\.\d+))*)")

@@ -38,7 +38,7 @@ from dlrm_hybrid.wire.frame import Frame, Kind
 
 
 def engine(config: Config, shards: Shards, steps: int, storage: RowStorage) -> InProcessEngine:
-    """Build the engine of `engine_of` for prepared rows; `steps` is their number in the run."""
+    """Build the engine of `engine_of` for prepared rows; `steps` is how many the run makes."""
     layout = build_world.layout(config, build.shape_of(config, shards.manifest), steps, attempt=0)
     return engine_of(layout, shards, storage)
 
@@ -132,7 +132,7 @@ def _handler(layout: Layout, index: int, server: ParameterServer) -> Handle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Access:
-    """Tables of a world, and access to them by rank; `evaluation` has trainer 0's alone."""
+    """Tables of a world, and access to them by rank; evaluation needs trainer 0's alone."""
 
     pieces: Sequence[Piece]
     training: Mapping[int, Tables]
