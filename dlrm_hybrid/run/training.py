@@ -22,6 +22,7 @@ from dlrm_hybrid.checkpoint.folder import (
 )
 from dlrm_hybrid.comm.netem.network import latency_figures, latency_remark, open_network
 from dlrm_hybrid.config.choices import Synthetic
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.config.overrides import override_text
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.shards import Shards, open_shards
@@ -40,7 +41,7 @@ from dlrm_hybrid.types import DataError, ExitCode, ResourceError, RunFailedError
 
 TRAIN_RANK = "dlrm_hybrid.run.rank.main:train_rank"
 # Not repeated when a run resumes: a checkpoint's rows must never be replaced.
-NOT_REPEATED = ("checkpoint.resume=", "prepare.overwrite=")
+NOT_REPEATED = ("checkpoint.resume", "prepare.overwrite")
 Namespaces = Callable[[int], tuple[str, ...]]
 """The namespaces that the rank with this number enters before anything else."""
 STATUS: dict[int, str] = {
@@ -288,6 +289,7 @@ def close(
     cores: int,
     view: TrainingView,
     latency: Mapping[str, Any] | None = None,
+    program: str = "python",
 ) -> None:
     """Write the summary and show the result.
 
@@ -298,6 +300,7 @@ def close(
         cores: number of cores of all machines of the run.
         view: for the result.
         latency: figures of emulated latency, for the summary.
+        program: what starts the run's processes, to name it where the run can be resumed.
 
     Raises:
         RunFailedError: there is no result; has the reason.
@@ -306,7 +309,7 @@ def close(
     if status != COMPLETE:
         with suppress(ResourceError):  # a full disk may be why the run has ended
             run_folder.write_summary(request.folder, status, cores, None, None)
-        raise _error(outcome, request)
+        raise _error(outcome, request, program)
     shards = open_shards(rows, expected=None)
     teacher = teacher_scores(request.config, shards)
     best = best_score(request.folder / CHECKPOINTS) if request.config.train.evaluate_every else None
@@ -329,16 +332,16 @@ def teacher_scores(config: Config, shards: Shards) -> dict[str, float] | None:
     return {"loss": scores.log_loss, "auc": scores.auc}
 
 
-def _error(outcome: Outcome, request: Request) -> RunFailedError:
+def _error(outcome: Outcome, request: Request, program: str) -> RunFailedError:
     message = outcome.message
     stopped = outcome.exit_code in (ExitCode.PREEMPTED, ExitCode.INTERRUPTED)
     if stopped and has_checkpoint(request.folder):
         with suppress(DataError):
             message += f"; checkpoint saved at step {saved_step(request.folder):,}"
         arguments = request.again or [
-            *(text for text in request.overrides if not text.startswith(NOT_REPEATED)),
+            *(text for text in request.overrides if head_of(text) not in NOT_REPEATED),
             override_text(RUN_FOLDER_KEY, str(request.folder)),
             "checkpoint.resume=auto",
         ]
-        message += f"; resume with\n  python -m dlrm_hybrid train {shlex.join(arguments)}"
+        message += f"; resume with\n  {program} -m dlrm_hybrid train {shlex.join(arguments)}"
     return RunFailedError(message, outcome.exit_code)

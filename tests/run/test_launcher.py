@@ -1,5 +1,6 @@
 """What the environment of a launcher means, and which worlds it fits."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.launch import member as launched
 from dlrm_hybrid.run.launch.environment import Launch, find_launch
-from dlrm_hybrid.run.launch.member import open_rendezvous, own_network
+from dlrm_hybrid.run.launch.member import Part, open_rendezvous, own_network, tell_failure
 from dlrm_hybrid.run.launch.rules import (
     check_versions,
     check_world,
@@ -25,8 +26,8 @@ from dlrm_hybrid.run.launch.rules import (
     own_rank,
     own_versions,
 )
-from dlrm_hybrid.run.request import Arguments
-from dlrm_hybrid.types import ConfigError, DataError, ResourceError
+from dlrm_hybrid.run.request import Arguments, Request, TrainTask
+from dlrm_hybrid.types import ConfigError, DataError, ExitCode, ResourceError, RunFailedError
 
 TORCHRUN = {
     "RANK": "5",
@@ -325,6 +326,7 @@ def test_the_network_is_each_machines_own() -> None:
     own = own_network(given, ["parallel.trainers=9", "network.bind=10.0.0.2"])
     assert (own.network.bind, own.network.keys) == ("10.0.0.2", "keys.json")
     assert own.parallel == given.parallel
+    assert own_network(given, ["++network.bind=10.0.0.2"]).network.bind == "10.0.0.2"
     assert own_network(given, ['network.keys="my, keys"']).network.keys == "my, keys"
     with pytest.raises(ConfigError, match="network.keys=my, keys: several values"):
         own_network(given, ["network.keys=my, keys"])
@@ -357,6 +359,60 @@ def test_of_two_jobs_with_one_port_the_second_is_told_and_the_first_not_harmed()
     with pytest.raises(ConfigError, match="another rank 1 has already joined; give each job its"):
         open_rendezvous(member(1, port))
     assert first.failure() is None
+
+
+def test_a_rank_that_comes_after_a_failure_tells_it_and_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 0 waits until all who have joined, or will, have left."""
+    monkeypatch.setattr(launched, "die_with_parent", lambda parent: None)  # these tests' own
+    port = free_port()
+    first = open_rendezvous(member(0, port))
+    tell_failure(first, ExitCode.FAILED, "nothing goes")
+    with pytest.raises(RunFailedError, match="nothing goes"):
+        launched.run(member(1, port), Arguments(overrides=[]), *NOT_SHOWN)
+    assert first.read("left-1.json") is not None
+
+
+def test_what_means_something_to_a_sweep_alone_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launched, "die_with_parent", lambda parent: None)  # these tests' own
+    monkeypatch.setattr(launched, "LEAVE_SECONDS", 0.0)
+    with pytest.raises(ConfigError, match="sweep.jobs=4: only applies to a sweep; add -m"):
+        launched.run(member(0, free_port()), Arguments(overrides=["sweep.jobs=4"]), *NOT_SHOWN)
+
+
+def part_of(rank: int, folder: Path) -> Part:
+    """Of a run of three ranks, whose rendezvous this process serves."""
+    place = member(rank, free_port(), SLURM_NTASKS="3")
+    rendezvous = open_rendezvous(replace(place, rank=0))
+    request = Request(config("parallel=hybrid", "parallel.cuts=[]"), {}, folder, ())
+    task = TrainTask(
+        run_folder=str(folder),
+        prepared="",
+        resume_from=None,
+        rank=rank,
+        attempt=0,
+        rendezvous=str(rendezvous),
+    )
+    return Part(launch=place, request=request, task=task, rendezvous=rendezvous)
+
+
+def test_a_rank_whose_log_cannot_be_written_tells_all_others(tmp_path: Path) -> None:
+    part = part_of(1, tmp_path)
+    (tmp_path / "log" / "worker-1.0.log").mkdir(parents=True)
+    with pytest.raises(RunFailedError, match=r"worker-1\.0 .*log: Is a directory") as caught:
+        launched.take_part(part, NOT_SHOWN[1])
+    failure = part.rendezvous.for_all_attempts().failure()
+    assert failure is not None
+    assert failure.exit_code == caught.value.exit_code == ExitCode.RESOURCES
+
+
+def test_cores_of_ranks_that_are_bound_to_some_are_added_up(tmp_path: Path) -> None:
+    part = part_of(0, tmp_path)
+    for rank, (node, cores) in enumerate([("a", [0, 1]), ("a", [1, 2]), ("b", [0])]):
+        machine = {"node": node, "cores": cores, "process": rank}
+        part.rendezvous.put(f"machine-{rank}.json", json.dumps(machine))
+    assert launched._cores(part) == 4
 
 
 def test_ranks_of_other_versions_are_refused() -> None:

@@ -24,6 +24,7 @@ from typing import Any, final
 from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.comm.rendezvous import Rendezvous, reach_store, serve_store
 from dlrm_hybrid.config import compose
+from dlrm_hybrid.config.keys import head_of
 from dlrm_hybrid.config.outside import load_typed
 from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.config.schema import Config
@@ -36,7 +37,7 @@ from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display, TrainingView
-from dlrm_hybrid.run.launch.environment import Launch
+from dlrm_hybrid.run.launch.environment import Launch, is_in_slurm
 from dlrm_hybrid.run.launch.rules import (
     check_versions,
     check_world,
@@ -54,7 +55,7 @@ from dlrm_hybrid.run.rank.process import (
     root_cause,
     write_log,
 )
-from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows
+from dlrm_hybrid.run.readiness import no_empty_folder, ready_rows, require_memory
 from dlrm_hybrid.run.request import Arguments, Request, TrainTask
 from dlrm_hybrid.run.rows import Command, prepared_rows
 from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER
@@ -139,10 +140,7 @@ def run(launch: Launch, arguments: Arguments, display: Display, view: TrainingVi
     """
     die_with_parent(os.getppid())
     gc.freeze()  # imported objects stay: collecting them at the end took 1 s of CPU
-    try:
-        rendezvous = open_rendezvous(launch)
-    except RunFailedError as error:  # rank 0 failed before this rank joined
-        return _other_failure(launch, error)
+    rendezvous = open_rendezvous(launch)
     patience_seconds = LEAVE_SECONDS
     lock = ExitStack()
     try:
@@ -199,7 +197,9 @@ def _join(launch: Launch, rendezvous: Rendezvous) -> None:
     mine = {"job": launch.job, "size": launch.size}
     if launch.rank == 0:
         rendezvous.put("job.json", json.dumps(mine))
-    theirs = json.loads(rendezvous.wait("job.json", CONNECT_SECONDS))
+    # Rank 0 may have failed by now: one that has joined learns it next, and leaves as others do.
+    text = rendezvous.read("job.json") or rendezvous.wait("job.json", CONNECT_SECONDS)
+    theirs = json.loads(text)
     if theirs != mine:
         conflict = f"{_job_name(theirs['job'])} with {theirs['size']} processes uses this port"
     elif not rendezvous.put(f"member-{launch.rank}.json", secrets.token_hex(8)):
@@ -263,7 +263,7 @@ def _announce(
     """Make rank 0's preparations under `lock`; None if the command only shows, or all is done."""
     folder = job.read(RUN_FOLDER)
     restarted = [] if folder is None else [override_text(RUN_FOLDER_KEY, folder)]
-    request = _composed(arguments, restarted)
+    request = _composed(arguments, restarted, display)
     if request is None:
         return None
     check_world(request.config, launch, request.overrides)
@@ -276,6 +276,9 @@ def _announce(
     if lost := lost_latest(request.folder):
         display.line(lost)
     rows = ready_rows(request, resume_from, display)
+    shards = open_shards(rows, build.semantics(request.config))
+    if launch.num_nodes == 1:
+        require_memory(request.config, shards.table_rows)
     run_folder.write_facts(request, rows)
     job.put(RUN_FOLDER, str(request.folder))
     if restarted:
@@ -290,16 +293,18 @@ def _announce(
         run_folder=str(request.folder),
         resume_from=resume_from and str(resume_from.absolute()),
         attempt=max(launch.restarts, run_folder.attempts(request.folder)),
-        rows=open_shards(rows, build.semantics(request.config)).manifest.identity,
+        rows=shards.manifest.identity,
     )
 
 
-def _composed(arguments: Arguments, more: Sequence[str]) -> Request | None:
+def _composed(arguments: Arguments, more: Sequence[str], display: Display) -> Request | None:
     """Compose the command line's run; None if it only asks to show the configuration."""
     if arguments.is_sweep:
         raise ConfigError("-m: a launcher starts the processes of one run, not of a sweep")
     overrides = [*arguments.overrides, *more]
     job = compose.job_of(overrides, arguments.faults)
+    for line in job.dropped:
+        display.line(line)
     if arguments.cfg is not None:
         print(compose.shown(overrides, arguments.cfg, arguments.package, arguments.resolve), end="")
         return None
@@ -312,7 +317,7 @@ def own_network(config: Config, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: an override is malformed.
     """
-    texts = [text for text in overrides if text.partition("=")[0] in OWN_KEYS]
+    texts = [text for text in overrides if head_of(text) in OWN_KEYS]
     if faults := [fault for text in texts if (fault := override_fault(text))]:
         raise ConfigError(faults_text(faults))
     values = dict(read_override(text) for text in texts)
@@ -329,11 +334,10 @@ def _same_rows(
 ) -> Path:
     """Find the prepared rows on this machine; its first rank prepares missing ones."""
     name = f"rows-{launch.node}.json"
-    rows = build.prepared_folder(config)
     if launch.local_rank == 0:
-        rows = prepared_rows(config, display, Command("train", announcement.overrides))
-        rendezvous.put(name, json.dumps(str(rows)))
-    rendezvous.wait(name, PREPARE_SECONDS)
+        prepared = prepared_rows(config, display, Command("train", announcement.overrides))
+        rendezvous.put(name, json.dumps(str(prepared)))
+    rows = Path(json.loads(rendezvous.wait(name, PREPARE_SECONDS)))
     identity = open_shards(rows, build.semantics(config)).manifest.identity
     if identity != list(announcement.rows):
         raise DataError(
@@ -375,12 +379,15 @@ def take_part(part: Part, view: TrainingView) -> int:
         argument="",
         log_folder=part.request.folder / "log",
     )
-    cores = len(os.sched_getaffinity(0))
+    cores = sorted(os.sched_getaffinity(0))
     machine = {"node": part.launch.node, "cores": cores, "process": part.launch.rank}
     part.rendezvous.put(f"machine-{rank.index}.json", json.dumps(machine))
     counters: list[Event] = []
-    with _logged(rank):
-        end = _train(part, rank, counters, view)
+    try:
+        with refusals(), _logged(rank):
+            end = _train(part, rank, counters, view)
+    except DlrmError as error:  # its log cannot be written
+        end = Outcome(error.exit_code, str(error))
     end, is_news = _cause(part, end)
     if part.leads:
         return _close(part, end, counters, view)
@@ -472,18 +479,19 @@ def _close(part: Part, end: Outcome, counters: list[Event], view: TrainingView) 
         counters += [from_json(rendezvous.wait(_counters_name(rank), seconds)) for rank in ranks]
         counters.sort(key=lambda event: event.values["rank"])
         run_folder.append_events(request.folder, counters)
-    close(request, Path(part.task.prepared), end, _cores(part), view)
+    program = "srun … python" if is_in_slurm() else "torchrun …"
+    close(request, Path(part.task.prepared), end, _cores(part), view, program=program)
     return ExitCode.DONE
 
 
 def _cores(part: Part) -> int:
     """Number of cores of all machines of the run, as far as their ranks have joined."""
-    cores: dict[str, int] = {}
+    cores = set[tuple[str, int]]()  # node and core: a launcher may have bound each rank to its own
     with suppress(DlrmError):
         for rank in range(part.launch.size):
             if machine := _machine(part.rendezvous, rank):
-                cores[machine["node"]] = machine["cores"]
-    return sum(cores.values()) or len(os.sched_getaffinity(0))
+                cores |= {(machine["node"], core) for core in machine["cores"]}
+    return len(cores or os.sched_getaffinity(0))
 
 
 def _machine(rendezvous: Rendezvous, rank: int) -> dict[str, Any]:
