@@ -28,7 +28,7 @@ from dlrm_hybrid.run.jobs.pool import Pool
 from dlrm_hybrid.run.jobs.process import JobProcess
 from dlrm_hybrid.run.readiness import no_empty_folder
 from dlrm_hybrid.run.request import Request
-from dlrm_hybrid.types import ConfigError, DlrmError, ExitCode, printable
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, printable
 
 SUMMARY_NAME = "sweep_summary"
 SUBMITTED_SUFFIX = ".slurm.json"  # of files with SLURM's job numbers, beside the jobs' folders
@@ -174,7 +174,7 @@ def submit_each(sweep: Sweep, points: compose.Sweep) -> int:
                 _require_place(request)
                 submitted += 1
                 terminal.line(f"{title}: {slurm.submit(request, points.sbatch, record)}")
-        except ConfigError as error:
+        except (ConfigError, DataError) as error:
             print(f"{title}: {error}", file=sys.stderr)
             first_failed = first_failed or error.exit_code
     if len(done) == len(points.points):
