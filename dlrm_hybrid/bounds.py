@@ -5,9 +5,9 @@ Pydantic reads the same ranges but is not imported: the compressors work without
 
 from __future__ import annotations
 
-import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -226,7 +226,8 @@ def fits(value: object, kind: Any) -> bool:
         right = type(value) is tuple and (parts[-1] is ... or len(items) == len(parts))
         return right and all(fits(item, parts[0]) for item in items)
     if kind is float:
-        return type(value) in (int, float) and math.isfinite(cast("float", value))
+        largest = sys.float_info.max  # an int may be larger than any float
+        return type(value) in (int, float) and -largest <= cast("float", value) <= largest
     return type(value) is kind if kind in _WORDS or kind is NoneType else isinstance(value, kind)
 
 

@@ -57,10 +57,11 @@ def test_a_whole_number_is_an_integer_however_it_is_written() -> None:
     ]
 
 
+@pytest.mark.parametrize("key", ["train.seed", "optimizer.lr"])
 @pytest.mark.parametrize("digits", [400, 5_000])
-def test_a_long_value_is_told_shortened(digits: int) -> None:
-    (line,) = faults(f"train.seed={'9' * digits}")
-    assert line.startswith("train.seed")
+def test_a_long_value_is_told_shortened(digits: int, key: str) -> None:
+    (line,) = faults(f"{key}={'9' * digits}")
+    assert line.startswith(key)
     assert len(line) <= 501
 
 
