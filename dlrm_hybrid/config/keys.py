@@ -257,10 +257,11 @@ def readers_of(key: str) -> str | None:
     """The choices that have a key; None if all choices of its section have it, or none."""
     section, _, name = key.partition(".")
     choices: Mapping[str, type] = records(section) if section in sections() else {}
-    names = [choice for choice, record in choices.items() if name in types_of(record)]
-    if not names or len(names) == len(choices):
+    having = [choice for choice, record in choices.items() if name in types_of(record)]
+    if not having or len(having) == len(choices):
         return None
-    *rest, last = names
+    # "" stands for all files of the group, beside choices from outside the package.
+    *rest, last = [x for choice in having for x in ((choice,) if choice else all_groups()[section])]
     return f"{section}={', '.join(rest)} or {last}" if rest else f"{section}={last}"
 
 

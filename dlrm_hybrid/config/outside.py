@@ -114,10 +114,15 @@ def load_typed(overrides: Iterable[str]) -> None:
 
 
 def load_chosen(values: Mapping[str, Any], groups: Iterable[str] = GROUPS) -> None:
-    """Import the choices of a configuration that the parent of this process has checked."""
+    """Import the choices of a configuration that the parent of this process has checked.
+
+    Raises:
+        ConfigError: one cannot be imported here.
+    """
     for group in groups:
-        if ":" in (path := str(values[group]["name"])):
-            fault_of(group, path)
+        path = str(values[group]["name"])
+        if ":" in path and (fault := fault_of(group, path)) is not None:
+            raise ConfigError(f"{group} = {path}: {fault}")
 
 
 def fault_of(group: str, path: str) -> str | None:

@@ -11,6 +11,7 @@ from world_runs import assert_same, assert_same_state, summary, tensors
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.outside import load_chosen
 from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.types import ConfigError
@@ -100,6 +101,7 @@ def test_a_schedule_of_ones_own_keeps_batches_in_flight(
         ((MODEL, *LONE, "precision=bfloat16"), "precision = 'bfloat16': a model of your own"),
         ((MODEL, *LONE, "model.dropout=0.1"), "model.dropout"),
         ((MODEL, *LONE, "model.top=[x]"), "model.top[0] = 'x': must be a whole number"),
+        (("model=outside_model:Narrow", "model.top=[8]"), "applies to model=dcnv2, deepfm, dlrm_p"),
         ((MODEL, *LONE, "model.top=[]"), "its constructor raised IndexError"),
     ],
 )  # fmt: skip
@@ -137,6 +139,11 @@ def test_what_a_file_names_is_not_imported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="imported only where"):
         config.gradient.build(None)  # pyright: ignore[reportArgumentType]
     assert not {"outside_model", "outside_world"} & set(sys.modules)
+
+
+def test_a_rank_that_cannot_import_a_choice_says_why() -> None:
+    with pytest.raises(ConfigError, match=r"sync = no_such:It: cannot be imported: ModuleNotF"):
+        load_chosen({"sync": {"name": "no_such:It"}}, ["sync"])
 
 
 def test_a_run_goes_on_where_they_are_typed(
