@@ -106,6 +106,8 @@ def _git_sha(folder: Path) -> str | None:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
     try:
+        # A package installed below another project's repository is none of its files.
+        git("ls-files", "--error-unmatch", Path(__file__).name)
         sha = git("rev-parse", "HEAD")
         changed = git("status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):
