@@ -118,21 +118,24 @@ def _recording(job: Job, progress: Progress) -> Generator[Report, None, None]:
     recorded = events.read(path) if path.exists() else ()
     past = events.until(recorded, progress.step, progress.evaluated_step, progress.tested_step)
     write_whole(path, "".join(f"{event.to_json()}\n" for event in past))
-    sinks: list[Sink] = [JsonLines(path)]
-    if job.config.telemetry.tensorboard:
-        sinks.append(TensorBoard(folder / "tensorboard", progress.samples))
     name, chosen = job.config.name, job.config.telemetry.trackers
-    sinks += open_trackers(folder, chosen, flat(job.values), name, _log)
-    with ExitStack() as stack:
-        for sink in reversed(sinks):  # the first is closed first
-            stack.callback(sink.close)
+    sinks: list[Sink] = [JsonLines(path)]
 
-        def record(event: Event) -> None:
-            for sink in sinks:
-                sink.write(event)
-            job.report(event)
+    def record(event: Event) -> None:
+        for sink in sinks:
+            sink.write(event)
+        job.report(event)
 
+    try:
+        if job.config.telemetry.tensorboard:
+            sinks.append(TensorBoard(folder / "tensorboard", progress.samples))
+        for tracker in open_trackers(folder, chosen, flat(job.values), name, _log):
+            sinks.append(tracker)  # one by one: those before one that cannot start are closed
         yield record
+    finally:
+        with ExitStack() as stack:
+            for sink in reversed(sinks):  # the first is closed first
+                stack.callback(sink.close)
 
 
 def _log(text: str) -> None:
