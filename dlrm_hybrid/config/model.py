@@ -375,7 +375,7 @@ def raw_files(config: Config) -> tuple[str, ...]:
 
 
 def data_rules(config: Config) -> Iterator[str]:
-    """Faults of `data`: not as many files as days."""
+    """Faults of `data`: not as many files as days, and what rows that come later do not go with."""
     data, files = config.data, len(raw_files(config))
     if isinstance(data, Criteo) and data.day_split == "files" and files != data.days:
         yield (

@@ -58,11 +58,11 @@ class Event:
                 evaluation; for the display only, never recorded.
             progress: samples (so far), rows (in this interval), loss and accuracy (means over the
                 interval), batches (see `started`, if not empty), lr (of the dense optimizer),
-                samples_per_step, and, for training steps of the interval after warm-up, as the
-                leader measures them, timed_rows, timed_seconds, timed_cpu_seconds and
-                seconds_by_span (see `spans.Span`); sent_bytes of all ranks, their
-                dense_equivalent_bytes, and sent_rows, trained on meanwhile: null where nothing is
-                counted.
+                samples_per_step, is_short (see `train.progress.Plan`), and, for training steps of
+                the interval after warm-up, as the leader measures them, timed_rows, timed_seconds,
+                timed_cpu_seconds and seconds_by_span (see `spans.Span`); sent_bytes of all ranks,
+                their dense_equivalent_bytes, and sent_rows, trained on meanwhile: null where
+                nothing is counted.
             compression: samples, and under `of` by tensor and boundary the elements, those sent,
                 density and mean threshold of the interval that ends here.
             evaluated: samples, part (see `ScoredPart`; missing where there is only one to test on),
@@ -72,7 +72,8 @@ class Event:
             rank: of one rank at the end of an attempt: rank, role, all of `RankMeter.values`, and
                 if it listens, under `strangers`, foreign_messages that it dropped and
                 refused_connections.
-            finished: nothing.
+            finished: lost_trainers, left_trainers and redone_batches of an elastic run's last
+                attempt, else nothing.
             stopping: nothing; a signal has stopped the run, which saves now; never recorded.
             stopped: samples; by a signal, or by values that are not finite.
             failed: exit_code, message, and lost: ranks of which one is gone, and the cause, or
