@@ -34,16 +34,14 @@ def days(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_model_learns_every_night_and_a_server_takes_the_change(
     days: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for day in (1, 2):
-        (days / f"log/day{day}.parquet").rename(days / f"inbox/day{day}.parquet")
+    names = ("2026-11-27.parquet", "2026-11-28.parquet")
+    for day, name in enumerate(names, 1):
+        (days / f"log/day{day}.parquet").rename(days / "inbox" / name)
         assert run(["dlrm_hybrid", *NIGHTLY, *QUICK]) == 0
     learned = json.loads((days / "runs/live/summary.json").read_text())["files"]
-    assert [(one["file"], one["samples"]) for one in learned] == [
-        ("day1.parquet", 1984),
-        ("day2.parquet", 1984),
-    ]
+    assert [(one["file"], one["samples"]) for one in learned] == [(name, 1984) for name in names]
     assert run(["dlrm_hybrid", *WEEKLY]) == 0
-    assert "day2.parquet" in (days / "report.html").read_text()
+    assert names[1] in (days / "report.html").read_text()
     assert run(["dlrm_hybrid", *DELTA]) == 0
     rows = pd.read_parquet(days / "log/day3.parquet")
     rows.drop(columns="clicked").to_parquet(days / "tomorrow.parquet")
