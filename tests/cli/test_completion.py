@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from patience import HANG_SECONDS
 
 from dlrm_hybrid.cli.completion import words
 from dlrm_hybrid.cli.main import run
@@ -63,7 +64,11 @@ def test_bash_completes(program: str, tmp_path: Path) -> None:
     """
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [bash, "-c", script], env={**os.environ, **path}, capture_output=True, text=True, timeout=60
+        [bash, "-c", script],
+        env={**os.environ, **path},
+        capture_output=True,
+        text=True,
+        timeout=HANG_SECONDS,
     )
     assert function in done.stdout.splitlines()[0]
     assert done.stdout.splitlines()[-1] == "constant linear plateau warmup_decay"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from patience import HANG_SECONDS
 from saved_tensors import saved_groups
 from world_runs import Trained, checkpoint, summary
 
@@ -92,7 +93,7 @@ def test_all_workers_of_a_stage_get_the_same_mean_and_what_they_send_is_counted(
             attempt=0,
             channel=(metered := MeteredChannel(channel, counters, SpanClock())),
             mailbox=Mailbox(metered, 0, 99),
-            patience_seconds=60.0,
+            patience_seconds=HANG_SECONDS,
             clock=SpanClock(),
         )
         for channel, counters in zip(in_process_channels(3), sent, strict=True)
