@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from hypothesis import HealthCheck, settings
+from patience import PATIENT
 
 gc.disable()  # until all is imported, which stays
 
@@ -100,6 +101,7 @@ def small_rows(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     overrides = [
         "data.rows=7000",
         f"data.prepared={folder / 'prepared'}",
+        PATIENT,
         "data.processes=1",
         "model=dlrm_small",
         "train.batch_size=64",

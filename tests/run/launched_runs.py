@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from free_ports import free_port
-from patience import HANG_SECONDS, PATIENT
+from patience import HANG_SECONDS
 
 POLL_SECONDS = 0.02
-WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]", PATIENT)
+WORLD = ("parallel=hybrid", "parallel.cuts=[bottom.1]")
 SIZE = 5
 LAUNCHER_KEYS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT", "GROUP_RANK")
 

@@ -22,7 +22,6 @@ from launched_runs import (
     started,
     two_machines,
 )
-from patience import PATIENT
 from struck_program import STRUCK
 from world_faults import Fault, await_stop
 from world_runs import Train, assert_same, summary
@@ -164,7 +163,7 @@ def test_each_of_two_machines_holds_a_trainer_and_starts_again(
     """As the program says it is started: one machine's ranks are killed, and the run goes on."""
     folder, each = tmp_path / "run", 1 + has_servers
     steps = ("train.epochs=9", "train.steps=100", "checkpoint.every=20", "telemetry.every=10")
-    world = ("+experiment=dp_levels", "parallel.machines=2", PATIENT)
+    world = ("+experiment=dp_levels", "parallel.machines=2")
     world += ("parallel.servers=2",) if has_servers else ()
     arguments = (*small_rows, *world, *steps, "network.bind=10.77.0.0/24", keys)
     commands = launchers(

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from patience import HANG_SECONDS, PATIENT
+from patience import HANG_SECONDS
 from world_runs import Train, summary
 
 from dlrm_hybrid.telemetry import events
@@ -20,7 +20,7 @@ from dlrm_hybrid.train.asynchronous.leases import MOST_AT_ONCE
 ELASTIC = (
     *("parallel=hybrid", "sync=async", "embedding=served", "parallel.elastic=true"),
     *("parallel.trainers=3", "parallel.cuts=[bottom.2]", "parallel.servers=2"),
-    *("parallel.table_servers=1", PATIENT, "train.batch_size=16"),
+    *("parallel.table_servers=1", "train.batch_size=16"),
     *("train.epochs=40", "checkpoint.every=0", "telemetry.every=10", "sync.check_every=1"),
 )
 RANKS = 9

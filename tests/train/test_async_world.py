@@ -7,7 +7,6 @@ import numpy as np
 import psutil
 import pytest
 import world_faults
-from patience import PATIENT
 from world_runs import Train, Trained, assert_moved, assert_same, checkpoint, pids, summary, tensors
 
 from dlrm_hybrid.data.profile import NUM_CATEGORICAL
@@ -18,7 +17,7 @@ from dlrm_hybrid.train.asynchronous.order_log import order_file
 from dlrm_hybrid.types import ExitCode
 
 ASYNC = (
-    *("parallel=hybrid", "sync=async", "embedding=served", PATIENT),
+    *("parallel=hybrid", "sync=async", "embedding=served"),
     *("parallel.cuts=[bottom.2]", "train.batch_size=16", "train.epochs=4", "checkpoint.every=50"),
     *("checkpoint.keep=9", "sync.check_every=1"),
 )

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 import world_faults
-from patience import HANG_SECONDS, PATIENT
+from patience import HANG_SECONDS
 from struck_program import STRUCK
 from world_faults import Fault, planned, struck
 from world_runs import Train, Trained, assert_same, checkpoint, pids, summary
@@ -23,7 +23,7 @@ from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
 STEPS = 20
-WORLD = ("parallel=hybrid", PATIENT, "train.batch_size=16", f"train.steps={STEPS}")
+WORLD = ("parallel=hybrid", "train.batch_size=16", f"train.steps={STEPS}")
 TWO_STAGES = (*WORLD, "parallel.cuts=[bottom.2]")  # four workers and a server
 ASYNC = (
     *(*TWO_STAGES, "sync=async", "embedding=served", "parallel.table_servers=1", "sync.ahead=12"),

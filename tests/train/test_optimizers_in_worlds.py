@@ -1,11 +1,10 @@
 """Optimizers of layers and of tables: what worlds keep of their state, and where rows begin."""
 
 import pytest
-from patience import PATIENT
 from world_runs import Train, Trained, assert_same, tensors
 
 WORLD = (
-    *("parallel=hybrid", "parallel.cuts=[]", PATIENT),
+    *("parallel=hybrid", "parallel.cuts=[]"),
     *("parallel.trainers=2", "parallel.servers=1"),
 )
 IN_PROCESS = "parallel.world=in_process"

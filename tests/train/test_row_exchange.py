@@ -1,12 +1,11 @@
 """What trainers send each other for rows of tables: every id or distinct ones, halves, levels."""
 
-from patience import PATIENT
 from world_runs import Trained, assert_same, assert_same_state, curve, summary
 
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 
-WORLD = ("parallel=hybrid", "parallel.cuts=[]", PATIENT)
+WORLD = ("parallel=hybrid", "parallel.cuts=[]")
 DISTINCT = "embedding.deduplicate=true"
 LEVELS = (DISTINCT, "embedding.levels=true")
 IN_PROCESS = "parallel.world=in_process"

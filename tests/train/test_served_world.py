@@ -1,13 +1,12 @@
 """Worlds with table servers: other owners, and what a checkpoint holds of lookups ahead."""
 
 import numpy as np
-from patience import PATIENT
 from world_runs import Trained, assert_moved, assert_same, checkpoint, summary, tensors
 
 from dlrm_hybrid.model.spec import ModelSpec
 
 SERVED = (
-    *("parallel=hybrid", "embedding=served", PATIENT),
+    *("parallel=hybrid", "embedding=served"),
     *("parallel.cuts=[bottom.2]", "train.batch_size=16", "train.epochs=3", "checkpoint.every=50"),
     "checkpoint.keep=9",
 )

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import jumping_clock
 import pytest
-from patience import PATIENT
 from world_runs import Trained, assert_same, summary
 
 from dlrm_hybrid.run import training
@@ -14,7 +13,6 @@ STEPS = 20
 WORLD = (
     *("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[bottom.1]", "telemetry.every=1"),
     *(f"train.steps={STEPS}", "checkpoint.every=7", "train.batch_size=16"),
-    PATIENT,
 )
 
 

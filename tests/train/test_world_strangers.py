@@ -10,7 +10,6 @@ from pathlib import Path
 import psutil
 import pytest
 import world_faults
-from patience import PATIENT
 from world_runs import Train, Trained, assert_same, pids
 
 from dlrm_hybrid.comm.zmq.curve import make_key_file
@@ -18,7 +17,7 @@ from dlrm_hybrid.run import training
 
 STEPS = 20
 WORLD = (
-    *("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]", PATIENT),
+    *("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[bottom.1]"),
     *("train.batch_size=16", f"train.steps={STEPS}"),
 )
 RANKS = 3
