@@ -5,6 +5,7 @@ import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import made_runs
@@ -12,9 +13,14 @@ import pytest
 from patience import HANG_SECONDS
 from world_runs import Train
 
+from dlrm_hybrid.config.compose import values_of
+from dlrm_hybrid.config.validate import validate
+from dlrm_hybrid.run.rank import training
 from dlrm_hybrid.telemetry import trackers
 from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.telemetry.sinks import JsonLines
 from dlrm_hybrid.telemetry.trackers import Guarded, open_trackers, require
+from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError
 
 
@@ -116,6 +122,34 @@ def test_mlflow_that_cannot_begin_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("mlflow.tracking", reason="needs dlrm-hybrid[tracking]")
     with pytest.raises(ResourceError, match=r"^telemetry.mlflow = nowhere://x: "):
         list(open_trackers(tmp_path, {"mlflow": "nowhere://x"}, {}, "mine", lambda text: None))
+
+
+def test_what_has_been_opened_is_closed_where_the_next_cannot_begin(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    opened: list[JsonLines] = []
+    closed: list[JsonLines] = []
+
+    class Seen(JsonLines):
+        def __init__(self, path: Path) -> None:
+            super().__init__(path)
+            opened.append(self)
+
+        def close(self) -> None:
+            super().close()
+            closed.append(self)
+
+    monkeypatch.setattr(training, "JsonLines", Seen)
+    monkeypatch.setattr(trackers, "find_spec", lambda package: None)
+    config = validate(values_of(["telemetry.tensorboard=false", "telemetry.mlflow=file:///runs"]))
+    task = SimpleNamespace(run_folder=str(tmp_path))
+    job: Any = SimpleNamespace(task=task, config=config, values={}, report=lambda event: None)
+    with (
+        pytest.raises(ResourceError, match="telemetry.mlflow"),
+        training._recording(job, Progress()),
+    ):
+        pass
+    assert closed == opened and len(opened) == 1
 
 
 BLOCK_BYTES, BEGIN_BYTES, HEAD_BYTES = 1 << 15, 7, 7
