@@ -2,7 +2,7 @@
 
 No test may say how fast something is: it says what must have happened, and what not. Where one must
 know that nobody waited for a patience of the program, it gives the program this patience, or more:
-all runs on `small_rows` have it.
+all runs on `small_rows` of conftest.py have it.
 """
 
 HANG_SECONDS = 600.0

@@ -61,7 +61,7 @@ from dlrm_hybrid.types import ConfigError
 
 COMPOSE_ERRORS = (HydraException, OmegaConfBaseException, *UNCHECKED)
 SWEEP = "sweep"
-OF_SWEEPS = (SWEEP, "hydra.sweep", "hydra.sweeper")
+OF_SWEEPS = (SWEEP, SWEEP_FOLDER_KEY)
 RESUME = "checkpoint.resume"
 GOING_ON = {RESUME: "auto", "skip_completed": True}  # mean nothing in a new folder
 # Of the section `hydra`: what composing itself writes there, and no override can change.
@@ -224,7 +224,7 @@ def sweep_of(overrides: Sequence[str], faults: Sequence[str] = ()) -> Sweep:
     params, bad = _params(tree)
     swept = [] if bad else [points_of(text) for text in params]
     # What is typed replaces what conf/ sweeps.
-    points = list({point.key: point for point in (*swept, *typed)}.values())
+    points = list({point.key.lstrip("+"): point for point in (*swept, *typed)}.values())
     size = math.prod(len(point.overrides) for point in points)
     if size > MOST_JOBS:
         lines.append(f"-m: {size:,} jobs; a sweep has at most {MOST_JOBS:,}")

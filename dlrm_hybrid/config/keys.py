@@ -261,7 +261,8 @@ def readers_of(key: str) -> str | None:
     if not having or len(having) == len(choices):
         return None
     # "" stands for all files of the group, beside choices from outside the package.
-    *rest, last = [x for choice in having for x in ((choice,) if choice else all_groups()[section])]
+    own = [choice for choice in all_groups().get(section, ()) if choice not in choices]
+    *rest, last = [name for choice in having for name in ([choice] if choice else own)]
     return f"{section}={', '.join(rest)} or {last}" if rest else f"{section}={last}"
 
 

@@ -101,7 +101,7 @@ def test_a_schedule_of_ones_own_keeps_batches_in_flight(
         ((MODEL, *LONE, "precision=bfloat16"), "precision = 'bfloat16': a model of your own"),
         ((MODEL, *LONE, "model.dropout=0.1"), "model.dropout"),
         ((MODEL, *LONE, "model.top=[x]"), "model.top[0] = 'x': must be a whole number"),
-        (("model=outside_model:Narrow", "model.top=[8]"), "applies to model=dcnv2, deepfm, dlrm_p"),
+        (("model=outside_model:Narrow", "model.top=[8]"), "fm, dlrm_paper or dlrm_small\n"),
         ((MODEL, *LONE, "model.top=[]"), "its constructor raised IndexError"),
     ],
 )  # fmt: skip

@@ -142,7 +142,7 @@ def test_prediction_learns_nothing_and_counts_the_right_side():
     with torch.no_grad():
         assert torch.equal(logit_B, model(dense_BI, Bags(ids_FB)))
     expected = sum(
-        (logit >= 0) == (label == 1) for logit, label in zip(logit_B, label_B, strict=True)
+        (logit > 0) == (label == 1) for logit, label in zip(logit_B, label_B, strict=True)
     )
     assert count_correct(logit_B, label_B) == expected
 

@@ -150,6 +150,7 @@ def test_sigterm_saves_a_checkpoint_that_the_next_start_goes_on_from(
     assert [task.code for task in tasks[:4]] == [75] * 4
     before = summary(folder)
     assert f"checkpoint saved at step {before['steps']}" in tasks[1].text
+    assert "resume with\n  srun … python -m dlrm_hybrid train " in tasks[1].text
     assert before["status"] == "preempted"
     assert before["steps"] < 40
     tasks = run(*arguments, "checkpoint.resume=auto")

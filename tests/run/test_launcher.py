@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 from free_ports import free_port
 from patience import HANG_SECONDS
@@ -379,6 +380,20 @@ def test_what_means_something_to_a_sweep_alone_is_refused(monkeypatch: pytest.Mo
     monkeypatch.setattr(launched, "LEAVE_SECONDS", 0.0)
     with pytest.raises(ConfigError, match="sweep.jobs=4: only applies to a sweep; add -m"):
         launched.run(member(0, free_port()), Arguments(overrides=["sweep.jobs=4"]), *NOT_SHOWN)
+
+
+def test_tables_larger_than_the_memory_of_one_machine_are_refused(
+    monkeypatch: pytest.MonkeyPatch, small_rows: list[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(launched, "die_with_parent", lambda parent: None)  # these tests' own
+    monkeypatch.setattr(launched, "LEAVE_SECONDS", 0.0)
+    for name in ("virtual_memory", "swap_memory"):
+        memory = getattr(psutil, name)()._replace(total=0)
+        monkeypatch.setattr(psutil, name, lambda memory=memory: memory)
+    world = ("parallel=hybrid", "parallel.trainers=1", "parallel.cuts=[]")
+    given = Arguments(overrides=[*small_rows, *world, f"hydra.run.dir={tmp_path / 'run'}"])
+    with pytest.raises(ResourceError, match="embedding tables of"):
+        launched.run(member(0, free_port()), given, *NOT_SHOWN)
 
 
 def part_of(rank: int, folder: Path) -> Part:

@@ -23,6 +23,7 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.jobs import slurm
 from dlrm_hybrid.run.jobs.slurm import script
 from dlrm_hybrid.run.request import Request
+from dlrm_hybrid.types import ExitCode
 
 SBATCH = """#!{python}
 import json, pathlib, sys
@@ -81,6 +82,18 @@ def run_script(cluster: Path, number: int) -> subprocess.CompletedProcess[str]:
         timeout=HANG_SECONDS,
         check=False,
     )
+
+
+def test_a_job_that_cannot_begin_does_not_keep_the_others(
+    cluster: Path, small_rows: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    points = ["checkpoint.resume=nope,never", "sweep.submit=slurm"]
+    folder = f"hydra.sweep.dir={tmp_path / 'sweep'}"
+    assert run(["dlrm_hybrid", "train", "-m", *small_rows, *points, folder]) == ExitCode.DATA
+    told = capsys.readouterr()
+    assert "nope: no checkpoint found" in told.err
+    assert "submitted 1 of 2 jobs" in told.out
+    assert numbers(cluster) == [4711]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""docs/recipes.md does what it says: its commands run as they stand, on days of a known teacher."""
+"""docs/recipes.md does what it says: its commands run, with small settings, on days of a log."""
 
 import json
 import runpy

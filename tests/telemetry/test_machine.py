@@ -1,13 +1,25 @@
 """What a record says of the machine and the program."""
 
+import os
+import shutil
 import subprocess
 from pathlib import Path
+
+import pytest
 
 from dlrm_hybrid.telemetry import machine
 
 
-def test_the_commit_is_of_the_repository_that_has_this_program(tmp_path: Path) -> None:
+@pytest.mark.skipif(shutil.which("git") is None, reason="needs git")
+def test_the_commit_is_of_the_repository_that_has_this_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And not of one in whose folder it is installed."""
+
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        monkeypatch.delenv(name)  # as of a hook of a real repository
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
 
     def git(*arguments: str) -> None:
         name = ("-c", "user.name=me", "-c", "user.email=me@example.org")

@@ -18,7 +18,6 @@ from dlrm_hybrid.config.validate import validate
 from dlrm_hybrid.run.rank import training
 from dlrm_hybrid.telemetry import trackers
 from dlrm_hybrid.telemetry.events import Event, Kind
-from dlrm_hybrid.telemetry.sinks import JsonLines
 from dlrm_hybrid.telemetry.trackers import Guarded, open_trackers, require
 from dlrm_hybrid.train.progress import Progress
 from dlrm_hybrid.types import ResourceError
@@ -124,32 +123,40 @@ def test_mlflow_that_cannot_begin_is_refused(tmp_path: Path) -> None:
         list(open_trackers(tmp_path, {"mlflow": "nowhere://x"}, {}, "mine", lambda text: None))
 
 
+class Opened:
+    """A sink that knows whether it was closed."""
+
+    is_open = True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
 def test_what_has_been_opened_is_closed_where_the_next_cannot_begin(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    opened: list[JsonLines] = []
-    closed: list[JsonLines] = []
+    opened: list[Opened] = []
 
-    class Seen(JsonLines):
-        def __init__(self, path: Path) -> None:
-            super().__init__(path)
-            opened.append(self)
+    def open_one(*given: object) -> Opened:
+        opened.append(Opened())
+        return opened[-1]
 
-        def close(self) -> None:
-            super().close()
-            closed.append(self)
+    def refuse(*given: object) -> Opened:
+        raise ConnectionError("no server")
 
-    monkeypatch.setattr(training, "JsonLines", Seen)
-    monkeypatch.setattr(trackers, "find_spec", lambda package: None)
-    config = validate(values_of(["telemetry.tensorboard=false", "telemetry.mlflow=file:///runs"]))
+    for name, make in (("Wandb", open_one), ("Mlflow", refuse), ("require", lambda options: None)):
+        monkeypatch.setattr(trackers, name, make)
+    monkeypatch.setattr(training, "JsonLines", open_one)
+    chosen = ("telemetry.tensorboard=false", "telemetry.wandb=offline", "telemetry.mlflow=x")
+    config = validate(values_of(chosen))
     task = SimpleNamespace(run_folder=str(tmp_path))
     job: Any = SimpleNamespace(task=task, config=config, values={}, report=lambda event: None)
     with (
-        pytest.raises(ResourceError, match="telemetry.mlflow"),
+        pytest.raises(ResourceError, match="telemetry.mlflow = x: no server"),
         training._recording(job, Progress()),
     ):
         pass
-    assert closed == opened and len(opened) == 1
+    assert [one.is_open for one in opened] == [False, False]
 
 
 BLOCK_BYTES, BEGIN_BYTES, HEAD_BYTES = 1 << 15, 7, 7

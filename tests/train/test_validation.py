@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from patience import PATIENT
 from world_runs import Train, assert_same, checkpoint, summary
 
 from dlrm_hybrid.cli.main import run
@@ -25,7 +26,7 @@ dense: [{name: price}]
 categorical: [{name: shop}, {name: city}]
 split: {by: fraction, validation: 0.2, test: 0.3, seed: 1}
 """
-HYBRID = ("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[]")
+HYBRID = ("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[]", PATIENT)
 IN_PROCESS = "parallel.world=in_process"
 APART = ("sync=async", "embedding=served", "parallel.table_servers=1", "parallel.elastic=true")
 VALIDATION, TEST = ScoredPart.VALIDATION, ScoredPart.TEST

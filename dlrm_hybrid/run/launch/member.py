@@ -25,7 +25,7 @@ from dlrm_hybrid.checkpoint.folder import lost_latest, saved_step
 from dlrm_hybrid.comm.rendezvous import Rendezvous, reach_store, serve_store
 from dlrm_hybrid.config import compose
 from dlrm_hybrid.config.keys import head_of
-from dlrm_hybrid.config.outside import load_typed
+from dlrm_hybrid.config.outside import GROUPS, load_chosen, load_typed
 from dlrm_hybrid.config.overrides import override_fault, override_text, read_override
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.config.validate import faults_text, validate
@@ -37,7 +37,7 @@ from dlrm_hybrid.process import die_with_parent
 from dlrm_hybrid.run import folder as run_folder
 from dlrm_hybrid.run.assembly import build
 from dlrm_hybrid.run.display import Display, TrainingView
-from dlrm_hybrid.run.launch.environment import Launch, is_in_slurm
+from dlrm_hybrid.run.launch.environment import Launch
 from dlrm_hybrid.run.launch.rules import (
     check_versions,
     check_world,
@@ -62,7 +62,7 @@ from dlrm_hybrid.run.supervisor import GRACE_SECONDS, TOGETHER
 from dlrm_hybrid.run.training import close
 from dlrm_hybrid.telemetry.events import Event, Kind, from_json
 from dlrm_hybrid.train.signals import StopRequest
-from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError, ExitCode, RunFailedError, printable
 
 CONNECT_SECONDS = 300.0  # machines of a cluster do not start at one time
 PREPARE_SECONDS = 86_400.0  # preparing many rows takes long; deaths are noticed otherwise
@@ -198,8 +198,9 @@ def _join(launch: Launch, rendezvous: Rendezvous) -> None:
     if launch.rank == 0:
         rendezvous.put("job.json", json.dumps(mine))
     # Rank 0 may have failed by now: one that has joined learns it next, and leaves as others do.
-    text = rendezvous.read("job.json") or rendezvous.wait("job.json", CONNECT_SECONDS)
-    theirs = json.loads(text)
+    with suppress(RunFailedError):
+        rendezvous.wait("job.json", CONNECT_SECONDS)
+    theirs = json.loads(rendezvous.read("job.json") or "null")
     if theirs != mine:
         conflict = f"{_job_name(theirs['job'])} with {theirs['size']} processes uses this port"
     elif not rendezvous.put(f"member-{launch.rank}.json", secrets.token_hex(8)):
@@ -233,6 +234,9 @@ def _prepared(
         return None
     announcement = Announcement(**json.loads(text))
     load_typed(arguments.overrides)
+    typed = {text.lstrip("+") for text in arguments.overrides}
+    named = {group: f"{group}={announcement.values[group]['name']}" for group in GROUPS}
+    load_chosen(announcement.values, [group for group in GROUPS if named[group] in typed])
     config = own_network(validate(announcement.values), arguments.overrides)
     rank = own_rank(config, launch, announcement.overrides)
     rows = _same_rows(launch, announcement, config, display, rendezvous)
@@ -263,7 +267,7 @@ def _announce(
     """Make rank 0's preparations under `lock`; None if the command only shows, or all is done."""
     folder = job.read(RUN_FOLDER)
     restarted = [] if folder is None else [override_text(RUN_FOLDER_KEY, folder)]
-    request = _composed(arguments, restarted, display)
+    request = _composed(arguments, restarted)
     if request is None:
         return None
     check_world(request.config, launch, request.overrides)
@@ -297,17 +301,17 @@ def _announce(
     )
 
 
-def _composed(arguments: Arguments, more: Sequence[str], display: Display) -> Request | None:
+def _composed(arguments: Arguments, more: Sequence[str]) -> Request | None:
     """Compose the command line's run; None if it only asks to show the configuration."""
     if arguments.is_sweep:
         raise ConfigError("-m: a launcher starts the processes of one run, not of a sweep")
     overrides = [*arguments.overrides, *more]
     job = compose.job_of(overrides, arguments.faults)
-    for line in job.dropped:
-        display.line(line)
     if arguments.cfg is not None:
         print(compose.shown(overrides, arguments.cfg, arguments.package, arguments.resolve), end="")
         return None
+    for line in job.dropped:
+        print(printable(line), file=sys.stderr)
     return Request(validate(job.values), job.values, job.folder, job.overrides)
 
 
@@ -317,7 +321,7 @@ def own_network(config: Config, overrides: Sequence[str]) -> Config:
     Raises:
         ConfigError: an override is malformed.
     """
-    texts = [text for text in overrides if head_of(text) in OWN_KEYS]
+    texts = [text for text in overrides if head_of(text) in OWN_KEYS and text[:1] != "~"]
     if faults := [fault for text in texts if (fault := override_fault(text))]:
         raise ConfigError(faults_text(faults))
     values = dict(read_override(text) for text in texts)
@@ -479,7 +483,7 @@ def _close(part: Part, end: Outcome, counters: list[Event], view: TrainingView) 
         counters += [from_json(rendezvous.wait(_counters_name(rank), seconds)) for rank in ranks]
         counters.sort(key=lambda event: event.values["rank"])
         run_folder.append_events(request.folder, counters)
-    program = "srun … python" if is_in_slurm() else "torchrun …"
+    program = "torchrun …" if part.launch.size_key == "WORLD_SIZE" else "srun … python"
     close(request, Path(part.task.prepared), end, _cores(part), view, program=program)
     return ExitCode.DONE
 
