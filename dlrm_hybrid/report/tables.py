@@ -344,18 +344,22 @@ def _text(value: Any) -> str:
 def microseconds_by_role(summary: Summary) -> pd.DataFrame:
     """Wall time per sample of all trainers by span, a row for each role; empty if not measured.
 
-    Values are means over the ranks of a role, so its spans add up to the time of the run.
+    Values are means over the ranks of a role, and its spans add up to the time of the run: shares
+    of the last attempt, the one that `roles` is about, times the seconds per sample of all.
     """
     return _by_role(summary, "seconds_by_span").reindex(columns=SPANS)
 
 
 def _by_role(summary: Summary, key: str) -> pd.DataFrame:
     """Means over the ranks of each role, in µs per sample; roles without any have no row."""
-    samples = (summary["samples_per_second"] or 0.0) * (summary["seconds"] or 0.0)
+    speed = summary["samples_per_second"] or 0.0
     ranks: dict[str, list[Mapping[str, float]]] = {}
     for rank in summary["roles"].values():
-        if samples and rank["seconds_by_span"]:
-            ranks.setdefault(role_of(rank["role"]), []).append(rank.get(key) or {})
+        spans: Mapping[str, float] = rank["seconds_by_span"] or {}
+        if samples := speed * sum(spans.values()):
+            times: Mapping[str, float] = rank.get(key) or {}
+            of_sample = {name: 1e6 * seconds / samples for name, seconds in times.items()}
+            ranks.setdefault(role_of(rank["role"]), []).append(of_sample)
     names = sorted({name for several in ranks.values() for times in several for name in times})
     means = {
         role: [sum(times.get(name, 0.0) for times in several) / len(several) for name in names]
@@ -363,8 +367,7 @@ def _by_role(summary: Summary, key: str) -> pd.DataFrame:
         if any(several)
     }
     roles = sorted(means, key=role_order)
-    spent = pd.DataFrame([means[role] for role in roles], roles, names, dtype=float)
-    return spent * 1e6 / (samples or 1.0)
+    return pd.DataFrame([means[role] for role in roles], roles, names, dtype=float)
 
 
 def span_bars(runs: Sequence[Run], labels: Sequence[str]) -> pd.DataFrame:

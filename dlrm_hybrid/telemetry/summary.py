@@ -51,9 +51,10 @@ def summarise(events: Iterable[Event], status: str, cores: int) -> dict[str, Any
     """Summarise one run; what was not measured is None.
 
     `seconds`, `samples_per_second`, `cpu` and `network` cover training steps without warm-up;
-    `network`, `cpu` and `roles` only attempts that came to their end. So does the staleness in
-    `sync`, but with warm-up. `train.loss` and `train.accuracy` are means over the last tenth of the
-    steps. `validation` is there only if its rows were scored.
+    `network` and `cpu` only attempts that came to their end, `roles` the last of these. The
+    staleness in `sync` is of the same attempts as `network`, but with warm-up. `train.loss` and
+    `train.accuracy` are means over the last tenth of the steps. `validation` is there only if its
+    rows were scored.
     """
     record = list(events)
     points = [event for event in record if event.kind is Kind.PROGRESS]

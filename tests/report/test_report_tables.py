@@ -7,11 +7,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_runs import BEGIN, counted, make_run, plain_events, world_events
+from made_runs import BEGIN, counted, make_run, plain_events, told, world_events
 from rich.console import Console
 
 from dlrm_hybrid.report import tables
-from dlrm_hybrid.report.figures import MAX_POINTS, cpu_use, cpu_use_of_all, network_use
+from dlrm_hybrid.report.figures import (
+    MAX_POINTS,
+    cpu_use,
+    cpu_use_of_all,
+    network_use,
+    time_by_span,
+)
+from dlrm_hybrid.report.page import build_report, html
 from dlrm_hybrid.report.runs import Run, read_run
 from dlrm_hybrid.report.table import Table
 from dlrm_hybrid.report.tables import ranks, steps
@@ -142,6 +149,28 @@ def test_a_bar_for_each_role_or_each_run_where_that_is_too_many() -> None:
     each = tables.span_bars([WORLD] * 6, labels)
     assert list(each.index) == labels
     assert each.loc["0", "wait"] == pytest.approx((750 + 500 + 1500) / 3)
+
+
+def test_spans_of_a_last_attempt_are_of_its_own_seconds() -> None:
+    restarted = run_of({"worker": spent(0.25, 0.75), "server-0": spent(0.0, 0.0)}, seconds=4.0)
+    by_role = tables.microseconds_by_role(restarted.summary)
+    assert list(by_role.index) == ["worker"], "a rank without a step has no share"
+    assert (by_role.loc["worker", "wait"], by_role.loc["worker", "compute"]) == (500, 1500)
+
+
+def test_a_last_attempt_may_only_have_evaluated(tmp_path: Path) -> None:
+    """Killed in the last evaluation and resumed: what the ranks tell is of no step."""
+    start, *points, score, finished = plain_events()
+    again = Event(Kind.STARTED, 20, BEGIN + 40, {**start.values, "attempt": 1})
+    rank = told(0, "worker", 0)
+    rank.values["seconds_by_span"] = dict.fromkeys(tables.SPANS, 0.0)
+    rank.values["seconds"][Phase.TRAIN] = rank.values["cpu_seconds"][Phase.TRAIN] = 0.0
+    make_run(tmp_path / "run", record=[start, *points, again, score, finished, rank])
+    run = read_run(tmp_path / "run")
+    assert run.summary["samples_per_second"], "the first attempt has trained"
+    assert list(time_by_span([run], ["run"])) == []
+    assert tables.spans([run], ["run"]) is None
+    assert "Time by span" not in html(build_report([run], "now"))
 
 
 def test_the_table_leaves_out_what_takes_no_time() -> None:
