@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, TypeVar, final
 
 from dlrm_hybrid.checkpoint.folder import step_of
 from dlrm_hybrid.checkpoint.manifest import is_folder_name
@@ -21,6 +21,11 @@ from dlrm_hybrid.types import ConfigError, DataError
 ENVIRONMENT_FILE = "environment.json"
 
 MAX_DEPTH = 4  # levels searched below a named folder
+FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""Errors of code that reads values which are missing or not what they should be."""
+DAMAGED = "is damaged, or of another version of the program"
+
+Shown = TypeVar("Shown")
 
 
 @final
@@ -103,6 +108,21 @@ def read_run(folder: Path) -> Run:
     )
 
 
+def shown(runs: Sequence[Run], show: Callable[[Sequence[Run]], Shown]) -> Shown:
+    """What `show` makes of runs, whose records may be of anybody.
+
+    Raises:
+        DataError: a value in a record is missing, or not what it should be; names the run folder.
+    """
+    try:
+        return show(runs)
+    except FAULTS as error:
+        for run in runs if len(runs) > 1 else ():
+            shown([run], show)  # names the one at fault
+        folders = ", ".join(str(run.folder) for run in runs)
+        raise DataError(f"{folders}: {DAMAGED}: {error!r:.200}") from error
+
+
 def steps_before(runs: Sequence[Run]) -> list[int]:
     """The steps that each run goes on after: those of the runs here that it descends from.
 
@@ -126,9 +146,8 @@ def _summary(folder: Path, record: Sequence[Event], cores: int) -> Mapping[str, 
     """The summary; events are summarised in any case, which detects another version."""
     try:
         computed = summarise(record, UNFINISHED, cores)
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
-        fault = f"is damaged, or of another version of the program: {error!r:.200}"
-        raise DataError(f"{folder / EVENTS_FILE}: {fault}") from None
+    except FAULTS as error:
+        raise DataError(f"{folder / EVENTS_FILE}: {DAMAGED}: {error!r:.200}") from None
     if not (folder / SUMMARY_FILE).exists():
         return computed
     summary = read_object(folder, SUMMARY_FILE)

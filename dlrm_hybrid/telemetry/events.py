@@ -14,6 +14,7 @@ from dlrm_hybrid.telemetry.traffic import Phase
 from dlrm_hybrid.types import DataError, ScoredPart
 
 EVENTS_FILE = "events.jsonl"  # in the run folder
+MOST = 1e11  # steps, or seconds since 1970: dates end at the year 9999
 PHASES = (Phase.TRAIN, Phase.EVALUATE, Phase.CHECKPOINT)
 
 
@@ -98,7 +99,8 @@ def from_json(line: str | bytes) -> Event:
     try:
         values: dict[str, Any] = json.loads(line)
         kind, step, time_seconds = (values.pop(key) for key in ("kind", "step", "time_seconds"))
-        if not isinstance(step, int) or not isinstance(time_seconds, (int, float)):
+        are_numbers = isinstance(step, int) and isinstance(time_seconds, (int, float))
+        if not are_numbers or not (abs(step) < MOST and abs(time_seconds) < MOST):
             raise ValueError(f"step = {step!r:.40}, time_seconds = {time_seconds!r:.40}")
         return Event(Kind(kind), step, time_seconds, values)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

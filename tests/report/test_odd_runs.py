@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_runs import make_run, plain_events, told
+from made_runs import evaluated, make_run, plain_events, progress, told
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.plan import calibration
 from dlrm_hybrid.report.page import build_report, markdown
 from dlrm_hybrid.report.runs import read_run
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.telemetry.events import Event, Kind
+from dlrm_hybrid.types import ConfigError, DataError, ExitCode
 
 
 def test_a_plan_needs_figures(tmp_path: Path) -> None:
@@ -39,6 +40,18 @@ def test_a_plan_needs_figures(tmp_path: Path) -> None:
         ("events.jsonl", '{"kind": "saved", "time_seconds": 1}\n', "KeyError('step')"),
         (
             "events.jsonl",
+            f'{{"kind": "saved", "step": {10**400}, "time_seconds": 1}}\n',
+            "events.jsonl:6: no event: ",
+        ),
+        ("events.jsonl", '{"kind": "saved", "step": 1, "time_seconds": 1e17}\n', "seconds = 1e+17"),
+        ("events.jsonl", '{"kind": "saved", "step": 1, "time_seconds": NaN}\n', "seconds = nan"),
+        (
+            "events.jsonl",
+            progress(30, 0.5, rows=10**400).to_json() + "\n",
+            "events.jsonl: is damaged, or of another version of the program: OverflowError(",
+        ),
+        (
+            "events.jsonl",
             '{"kind": "rank", "step": 20, "time_seconds": 1, "role": "\\u001b[2J"}\n',
             "events.jsonl: is damaged, or of another version of the program: KeyError(",
         ),
@@ -61,6 +74,68 @@ def test_damage_is_refused_in_a_line_with_the_file(
     (line,) = str(caught.value).splitlines()
     assert str(path) in line and told in line
     assert "\x1b" not in line
+
+
+def of_wrong(event: Event, **values: object) -> Event:
+    """An event whose other values are whole; None takes one away."""
+    changed = {**event.values, **values}
+    return replace(event, values={name: x for name, x in changed.items() if x is not None})
+
+
+GRADIENT = {"gradient.top": {"elements": 2, "sent": 1}}
+
+
+@pytest.mark.parametrize(
+    ("file", "change", "told"),
+    [
+        ("config.json", {"data": 1}, "AttributeError("),
+        ("summary.json", {"network": {}}, "KeyError('bytes_per_sample')"),
+        ("summary.json", {"samples": "many"}, "TypeError("),
+        ("summary.json", {"descends_from": [1]}, "TypeError("),
+        ("events.jsonl", Event(Kind.COMPRESSION, 20, 1.0, {"of": GRADIENT}), "KeyError('threshold"),
+        ("events.jsonl", of_wrong(evaluated(20, 0.5), log_loss=None), "KeyError('log_loss')"),
+        ("events.jsonl", of_wrong(evaluated(20, 0.5), log_loss="low"), "ValueError("),
+        ("events.jsonl", of_wrong(evaluated(20, 0.5), part="none"), "ValueError("),
+    ],
+)
+def test_a_wrong_value_is_told_with_the_folder(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    file: str,
+    change: dict[str, object] | Event,
+    told: str,
+) -> None:
+    make_run(tmp_path / "whole", record=plain_events())
+    make_run(tmp_path / "wrong", record=plain_events())
+    path, page = tmp_path / "wrong" / file, tmp_path / "report.html"
+    text = path.read_text()
+    is_event = isinstance(change, Event)
+    path.write_text(
+        f"{text}{change.to_json()}\n" if is_event else json.dumps({**json.loads(text), **change})
+    )
+    argv = ["dlrm_hybrid", "report", f"report.runs={tmp_path}", f"report.output={page}"]
+    assert run(argv) == ExitCode.DATA
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/wrong" in error and f"{tmp_path}/whole" not in error
+    assert f": is damaged, or of another version of the program: {told}" in error
+    assert not page.exists()
+
+
+@pytest.mark.parametrize(
+    ("event", "told"),
+    [
+        (of_wrong(plain_events()[0], steps_total="many"), "TypeError("),
+        (progress(20, 0.5, sent_bytes=10**400, sent_rows=1), "OverflowError("),
+    ],
+    ids=["text", "large"],
+)
+def test_a_watched_run_may_be_wrong_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], event: Event, told: str
+) -> None:
+    make_run(tmp_path / "run", record=[*plain_events(), event])
+    assert run(["dlrm_hybrid", "watch", f"watch.run={tmp_path}/run"]) == ExitCode.DATA
+    said = f"{tmp_path}/run: is damaged, or of another version of the program: {told}"
+    assert said in capsys.readouterr().err
 
 
 def test_control_characters_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from dlrm_hybrid.disk import writing
 from dlrm_hybrid.report.drawing import FORMATS
 from dlrm_hybrid.report.labels import labels
 from dlrm_hybrid.report.page import Document, build_report, html, markdown, write_pictures
-from dlrm_hybrid.report.runs import read_runs
+from dlrm_hybrid.report.runs import Run, read_runs, shown
 from dlrm_hybrid.report.tables import comparison
 from dlrm_hybrid.run.folder import output_file, write_whole
 from dlrm_hybrid.run.request import Request
@@ -30,11 +31,15 @@ def run(request: Request) -> int:
     files = _picture_files(options.pictures)
     text = output_file(str(page.with_suffix(".md")), OUTPUT_KEY)
     runs = read_runs(_paths(options))
-    table = comparison(runs, labels(runs))
-    terminal.table(table)
     moment = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
-    document = build_report(runs, f"made {moment} by dlrm_hybrid {__version__}")
-    write_whole(page, html(document), OUTPUT_KEY)
+
+    def made(several: Sequence[Run]) -> tuple[Document, str]:
+        document = build_report(several, f"made {moment} by dlrm_hybrid {__version__}")
+        return document, html(document)
+
+    document, drawn = shown(runs, made)
+    terminal.table(comparison(runs, labels(runs)))
+    write_whole(page, drawn, OUTPUT_KEY)
     pictures = _pictures(document, files, page)
     write_whole(text, markdown(document, pictures), OUTPUT_KEY)
     terminal.line(f"wrote {page} and {text}")

@@ -15,7 +15,7 @@ from dlrm_hybrid.config.validate import faults_text
 from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.report.live import RUNNING, Watched, live_document
 from dlrm_hybrid.report.page import html
-from dlrm_hybrid.report.runs import is_run, read_run
+from dlrm_hybrid.report.runs import is_run, read_run, shown
 from dlrm_hybrid.run.folder import LOCK_FILE, output_file, write_whole
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.telemetry.events import EVENTS_FILE
@@ -70,7 +70,7 @@ def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]
         the status of the run at the end.
 
     Raises:
-        DataError: the configuration in the folder is damaged.
+        DataError: a file in the folder is damaged.
         ResourceError: the page cannot be written.
     """
     written: tuple[object, ...] | None = None
@@ -80,21 +80,24 @@ def watch(folder: Path, output: Path, seconds: float, say: Callable[[str], None]
         while _is_running(folder, time.monotonic() - changed):
             stamp, begun = _stamp(folder), time.process_time()
             if stamp != written:
-                document = live_document(_watched(folder, True))
-                write_whole(output, html(document, seconds), OUTPUT_KEY)
+                write_whole(output, _page(_watched(folder, True), seconds), OUTPUT_KEY)
                 if written is None:
                     say(f"watching {folder}: open {output.absolute()}")
                 written, changed = stamp, time.monotonic()
             time.sleep(max(seconds, (time.process_time() - begun) / SHARE))
     finally:
         ended = _watched(folder, _is_running(folder, time.monotonic() - changed))
-        write_whole(output, html(live_document(ended)), OUTPUT_KEY)
+        write_whole(output, _page(ended), OUTPUT_KEY)
     return ended.status if ended.status != RUNNING else "the run goes on"
 
 
 def _watched(folder: Path, is_running: bool) -> Watched:
     now = datetime.now(UTC).timestamp()  # compared with the times of events
     return Watched(run=read_run(folder), is_running=is_running, now=now)
+
+
+def _page(watched: Watched, seconds: float | None = None) -> str:
+    return shown([watched.run], lambda _: html(live_document(watched), seconds))
 
 
 def _stamp(folder: Path) -> tuple[object, ...]:
