@@ -98,12 +98,15 @@ def read_run(folder: Path) -> Run:
         overrides = tuple(read_overrides(folder / OVERRIDES_FILE))
     if (folder / ENVIRONMENT_FILE).exists():
         environment = read_object(folder, ENVIRONMENT_FILE)
+    cores = environment.get("cores", 1)
+    if not isinstance(cores, int) or cores < 1:
+        raise DataError(f"{folder / ENVIRONMENT_FILE}: cores = {cores!r:.40} is no number above 0")
     return Run(
         folder=folder,
         config=config,
         overrides=overrides,
         environment=environment,
-        summary=_summary(folder, record, environment.get("cores", 1)),
+        summary=_summary(folder, record, cores),
         events=record,
     )
 

@@ -60,6 +60,8 @@ def test_a_plan_needs_figures(tmp_path: Path) -> None:
         ("config.json", "[1]", "config.json: is not an object"),
         ("config.json", "{", "config.json: "),
         ("environment.json", "null", "environment.json: is not an object"),
+        ("environment.json", '{"cores": "x"}', "environment.json: cores = 'x' is no number above"),
+        ("environment.json", '{"cores": 0}', "environment.json: cores = 0 is no number above 0"),
         ("overrides.yaml", "- train.seed=1\n", "overrides.yaml: is not the list"),
     ],
 )
