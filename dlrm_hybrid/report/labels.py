@@ -98,7 +98,8 @@ def _model(run: Run) -> str:
         for part in ("bottom", "top")
         if _at(run, "model", part)
     ]
-    return f"{_at(run, 'model', 'name')} ({', '.join(layers)})"
+    shape = f" ({', '.join(layers)})" if layers else ""  # only an own model knows its layers
+    return f"{_at(run, 'model', 'name')}{shape}"
 
 
 def _data(run: Run) -> str:

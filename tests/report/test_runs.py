@@ -1,13 +1,14 @@
 """Runs: how they are found, read, called and put into frames."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from made_runs import make_run, plain_events, progress, world_events
 
 from dlrm_hybrid.report import measures
-from dlrm_hybrid.report.labels import labels, short, varying
+from dlrm_hybrid.report.labels import labels, short, trained, varying
 from dlrm_hybrid.report.runs import find_runs, read_run, read_runs
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.types import ConfigError
@@ -105,6 +106,15 @@ def test_rows_by_the_names_of_their_files(tmp_path: Path) -> None:
     assert labels_of(tmp_path / "b", *alike) == ["default run0", "default run1"]
     lists = [[*table, f"data.raw=[/in/{names}]"] for names in ("1.csv,/in/2.csv", "3.csv")]
     assert labels_of(tmp_path / "c", *lists) == ["raw=[/in/1.csv,/in/2.csv]", "raw=[/in/3.csv]"]
+
+
+def test_a_model_has_brackets_only_for_its_layers(tmp_path: Path) -> None:
+    config = make_run(tmp_path / "run", record=plain_events())
+    layers = {"bottom": [8, 4], "top": [2]}
+    for model, told in ((layers, "net (bottom 8-4, top 2)."), ({}, "net.")):
+        told_of = {**config, "model": {"name": "net", **model}}
+        run = replace(read_run(tmp_path / "run"), config=told_of)
+        assert trained([run]).startswith(f"Model: {told} Data: ")
 
 
 def test_the_folder_if_nothing_else_tells_runs_apart(tmp_path: Path) -> None:
