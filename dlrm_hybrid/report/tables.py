@@ -185,11 +185,16 @@ def growth(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
 def progressive(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:
     """Scores of rows before they were learned (`data.progressive`); None without such runs."""
     scores = {
-        (label, Path(str(run.config["data"]["raw"])).name): run.summary["test"]
+        (label, _file_names(run.config["data"]["raw"])): run.summary["test"]
         for label, run in zip(labels, runs, strict=True)
         if run.config["data"].get("progressive")
     }
     return _scores(("run", "file"), scores)
+
+
+def _file_names(raw: str | Sequence[str] | None) -> str:
+    paths = [raw] if isinstance(raw, str) else raw or ()
+    return ", ".join(Path(path).name for path in paths) or MISSING
 
 
 def label_scores(runs: Sequence[Run], labels: Sequence[str]) -> Table | None:

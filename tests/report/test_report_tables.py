@@ -1,5 +1,6 @@
 """Tables of a report: how they read, and what ranks, spans and links are told in them."""
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,19 @@ def test_waiting_is_shown_by_reason_the_longest_first() -> None:
     both = tables.waits([world, older], ["new", "old"])
     assert both is not None
     assert [row[0] for row in both.rows] == ["new · stage 0", "new · stage 1", "new · servers"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [("/x/a.parquet", "a.parquet"), (["/x/a.csv", "/x/b.csv"], "a.csv, b.csv"), (None, "–")],
+)
+def test_rows_scored_before_they_are_learned_are_named_by_their_files(
+    raw: str | list[str] | None, told: str
+) -> None:
+    run = replace(run_of({}), config={"data": {"raw": raw, "progressive": True}})
+    table = tables.progressive([replace(run, summary={"test": {"loss": 0.5}})], ["one"])
+    assert table is not None
+    assert table.rows[0][:3] == ("one", told, "0.5000")
 
 
 RATE = 8000  # bits per second: 1,000 bytes
