@@ -12,13 +12,11 @@ from dlrm_hybrid.checkpoint.folder import step_of
 from dlrm_hybrid.checkpoint.manifest import is_folder_name
 from dlrm_hybrid.config.identity import CONFIG_FILE
 from dlrm_hybrid.disk import read_object
-from dlrm_hybrid.run.folder import OVERRIDES_FILE, read_overrides
+from dlrm_hybrid.run.folder import ENVIRONMENT_FILE, OVERRIDES_FILE, read_overrides
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import EVENTS_FILE, Event
 from dlrm_hybrid.telemetry.summary import SUMMARY_FILE, UNFINISHED, summarise
 from dlrm_hybrid.types import ConfigError, DataError
-
-ENVIRONMENT_FILE = "environment.json"
 
 MAX_DEPTH = 4  # levels searched below a named folder
 FAULTS = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)

@@ -59,7 +59,7 @@ from dlrm_hybrid.types import ConfigError, DataError, Group
 LOCK_FILE = ".lock"
 TRACKERS = ("wandb",)  # they link to files of their own elsewhere
 OUTPUT_FILE = "output.log"  # output of a job that runs beside others
-OVERRIDES_FILE = "overrides.yaml"
+ENVIRONMENT_FILE, OVERRIDES_FILE = "environment.json", "overrides.yaml"
 BASE = "data.base"
 ANCESTORS = "ancestors"
 ORIGIN_FILE = "origin.json"  # names the checkpoint of another run that this one began from
@@ -355,7 +355,7 @@ def write_facts(request: Request, rows: Path) -> None:
         write_whole(folder / ORIGIN_FILE, json.dumps(origin))
     write_whole(folder / CONFIG_FILE, json.dumps(recorded(request.values, rows), indent=1))
     write_whole(folder / OVERRIDES_FILE, overrides or "[]\n")
-    write_whole(folder / "environment.json", json.dumps(environment, indent=1))
+    write_whole(folder / ENVIRONMENT_FILE, json.dumps(environment, indent=1))
     with writing(folder / PREPROCESSING_FOLDER, RUN_FOLDER_KEY):
         keep(rows, folder)
     note_run(rows, folder)
