@@ -33,7 +33,12 @@ from dlrm_hybrid.telemetry.spans import Span
 
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8172b8", "#808080")
 DASHES = ((), (5, 2), (1.5, 1.5), (6, 2, 1.5, 2))
-MARKERS = ("o", "s", "^", "X")
+MARKERS = {  # names in matplotlib, and the shapes in a page's key
+    "o": '<circle cx="16" cy="5" r="4"/>',
+    "s": '<rect x="12" y="1" width="8" height="8"/>',
+    "^": '<path d="M16 0l5 9h-10z"/>',
+    "X": '<path d="M12 0h3l1 2 1-2h3v10h-3l-1-2-1 2h-3z"/>',
+}
 # For parts of bars, which are never runs. Classes of traffic come in pairs: there and back.
 PARTS = ("#3b6ea5", "#9cc3e6", "#d9772b", "#f7bf86", "#4f9d4f", "#a9a9a9", "#8a6bb1", "#c9b3dd")
 PALE = "#80808038"  # for waiting, which is no work
@@ -97,7 +102,7 @@ class Style:
 def style(number: int) -> Style:
     """The style of a line's number; 32 are different."""
     group = number // len(COLORS) % len(DASHES)
-    return Style(COLORS[number % len(COLORS)], DASHES[group], MARKERS[group])
+    return Style(COLORS[number % len(COLORS)], DASHES[group], tuple(MARKERS)[group])
 
 
 @contextmanager

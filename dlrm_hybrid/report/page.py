@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import final
 
 from dlrm_hybrid.report import figures, tables
-from dlrm_hybrid.report.drawing import figure, save, style, svg
+from dlrm_hybrid.report.drawing import MARKERS, figure, save, style, svg
 from dlrm_hybrid.report.figures import Picture
 from dlrm_hybrid.report.labels import labels, trained
 from dlrm_hybrid.report.measures import BYTES
@@ -17,12 +17,6 @@ from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table, escape, plain_markdown
 
 STYLE_FILE = Path(__file__).with_name("page.css")
-MARKERS = {
-    "o": '<circle cx="16" cy="5" r="4"/>',
-    "s": '<rect x="12" y="1" width="8" height="8"/>',
-    "^": '<path d="M16 0l5 9h-10z"/>',
-    "X": '<path d="M12 0h3l1 2 1-2h3v10h-3l-1-2-1 2h-3z"/>',
-}
 COMPARISON = (
     "Speed, bytes and utilisation are those of training steps, without evaluation, checkpoints "
     "and the first five steps of each attempt. Dense ÷ sent: how many times more bytes plain "
