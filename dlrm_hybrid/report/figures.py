@@ -155,7 +155,7 @@ LOSS_CAPTIONS = {
     Over.STEPS: "Lines: mean training loss since the point before; diamonds: log-loss on the test "
     "part, or on the part to validate where that is scored. A run with new rows goes on where the "
     "one that it began from ends.",
-    Over.SECONDS: "Evaluation, checkpoints and the first five steps of an attempt do not count.",
+    Over.SECONDS: "Evaluation, checkpoints and warm-up do not count.",
     Over.BYTES: "Samples times the mean bytes per sample of the whole run.",
 }
 DENSITY_CAPTION = "All tensors together, since the point before."

@@ -15,12 +15,13 @@ from dlrm_hybrid.report.labels import labels, trained
 from dlrm_hybrid.report.measures import BYTES
 from dlrm_hybrid.report.runs import Run
 from dlrm_hybrid.report.table import Table, escape, plain_markdown
+from dlrm_hybrid.telemetry.rank_meter import WARMUP_STEPS
 
 STYLE_FILE = Path(__file__).with_name("page.css")
 COMPARISON = (
     "Speed, bytes and utilisation are those of training steps, without evaluation, checkpoints "
-    "and the first five steps of each attempt. Dense ÷ sent: how many times more bytes plain "
-    "float32 messages would have been. A dash: not measured."
+    f"and warm-up, the first {WARMUP_STEPS} steps of each attempt. Dense ÷ sent: how many times "
+    "more bytes plain float32 messages would have been. A dash: not measured."
 )
 SEEDS = (
     "Mean ± sample standard deviation of the complete runs that differ only in train.seed or "
@@ -151,7 +152,7 @@ def _uncounted(runs: Sequence[Run]) -> str:
         return ""
     return (
         "No picture over bytes: a world of one process sends only a part of what processes would "
-        "send, parallel=single sends nothing, and the first five steps of an attempt do not count."
+        "send, parallel=single sends nothing, and warm-up does not count."
     )
 
 

@@ -100,7 +100,7 @@ def test_there_is_no_sum_where_a_class_is_not_counted() -> None:
 def test_a_run_of_few_steps_has_no_table_of_zeros(all_bytes: int | None) -> None:
     nothing = {**SUMMARY["network"], "bytes_total": all_bytes}
     lines = shown(80, {**SUMMARY, "samples_per_second": None, "network": nothing})
-    assert "bytes and time are those of steps after the first five; this run has none" in lines
+    assert "bytes and time are those of steps after warm-up; this run has none" in lines
     assert not any("sent in training" in line for line in lines)
 
 

@@ -287,7 +287,7 @@ def show_run(terminal: Terminal, summary: Values) -> None:
         show_staleness(terminal, summary["sync"])
     speed, cpu = summary["samples_per_second"], summary["cpu"]["utilization"]
     if speed is None:
-        terminal.line("bytes and time are those of steps after the first five; this run has none")
+        terminal.line("bytes and time are those of steps after warm-up; this run has none")
     elif summary["network"]["by_class"]:
         show_traffic(terminal, summary["network"])
     show_unknown_peers(terminal, summary["network"])
