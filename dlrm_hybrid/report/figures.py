@@ -220,7 +220,7 @@ def traffic(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
 
 
 def quality(runs: Sequence[Run], labels: Sequence[str]) -> Iterator[Picture]:
-    """Yield a picture of test loss over bytes per sample, unless there is only one run."""
+    """Yield a picture of test loss over bytes per sample, unless fewer than two runs have both."""
     scored = [
         ((num_bytes, loss), label, number)
         for number, (label, run) in enumerate(zip(labels, runs, strict=True))
