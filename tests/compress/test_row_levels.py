@@ -1,13 +1,16 @@
 """Laws of rows and gradients that are sent as levels."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from torch import Tensor
 
 from dlrm_hybrid.compress.embedding.ends import Held
 from dlrm_hybrid.compress.embedding.memory import (
@@ -265,8 +268,30 @@ def test_who_goes_on_from_a_checkpoint_does_as_who_was_never_broken(seed: int) -
 def test_a_checkpoint_of_other_limits_is_refused() -> None:
     one = Widths((DIM,), DIM)
     saved = memory_of((100,), one).tensors()
-    with pytest.raises(DataError, match=r"levels 0.slots: int64 \(32, 2\), expected .* \(104, 2\)"):
+    with pytest.raises(DataError, match=r"levels 0.slots: .* \[32, 2\], expected .* \[104, 2\]"):
         memory_of((100,), one, replace(OPTIONS, copies_rows=100)).load(saved)
+
+
+@pytest.mark.parametrize(
+    ("forged", "told"),
+    [
+        (None, "nothing, expected torch.int64 [7]"),
+        (torch.zeros(1, dtype=torch.int64), "torch.int64 [1], expected torch.int64 [7]"),
+        (torch.zeros(7, dtype=torch.bfloat16), "torch.bfloat16 [7], expected torch.int64 [7]"),
+        (torch.tensor([0, 61, 0, 0, 0, 0, 0]), "[0, 61, 0, 0, 0, 0, 0], expected at most ["),
+        (torch.tensor([0, 0, -(2**63), 0, 0, 0, 0]), "60, 60"),
+        (torch.tensor([2**63 - 1, 0, 0, 0, 0, 0, 0]), "[9223372036854775807, 0"),
+    ],
+)
+def test_forged_steps_are_refused_at_both_ends(forged: Tensor | None, told: str) -> None:
+    memory = memory_of(TABLES, WIDTHS)
+    saved = {name: value.clone() for name, value in memory.tensors().items()}
+    del saved["levels.0.steps"]
+    if forged is not None:
+        saved["levels.0.steps"] = forged
+    for end in (memory, LevelFormat(OPTIONS, TABLES).holder(0, HELD)):
+        with pytest.raises(DataError, match=f"levels steps: .*{re.escape(told)}"):
+            end.load(saved)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])

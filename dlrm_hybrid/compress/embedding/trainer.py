@@ -29,6 +29,7 @@ from dlrm_hybrid.compress.embedding.ends import (
     TrainerEnd,
 )
 from dlrm_hybrid.compress.embedding.memory import (
+    MOST_EXPONENT,
     Copies,
     LevelOptions,
     Residuals,
@@ -46,6 +47,8 @@ Array = NDArray[np.generic]
 
 STEPS, LEVELS_PREFIX = "steps", "levels."
 COPIES = ("slots", "copies")  # of each table, at both ends
+# Bounds of the numbers in STEPS, up or down: messages, exponents, their messages, counts.
+MOST_STEPS = (1 << 62, MOST_EXPONENT, MOST_EXPONENT, *(1 << 62,) * 4)
 ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
 SENT, LOST = "rows.levels", "rows.lost_residuals"
 
@@ -165,10 +168,9 @@ class TrainerMemory(TrainerEnd):
             part.sender.restart()
         if not saved:
             return
-        steps = self._steps()
-        for name, view in {**self._arrays(), STEPS: steps}.items():
+        for name, view in self._arrays().items():
             copy_into(view, saved, name)
-        messages, *of_steps = steps.tolist()
+        messages, *of_steps = _steps_of(saved)
         for part in self.parts:
             part.copies.slots.messages = messages
             part.of_rows.count = part.of_gradients.count = 0
@@ -243,7 +245,7 @@ class RowResponder(HolderEnd):
         for place, table in enumerate(self._tables):
             for what, view in _of_copies(self.copies, place).items():
                 copy_into(view, saved, f"{table}.{what}")
-        self.copies.slots.messages, self.exponent = saved[STEPS][:2].tolist()
+        self.copies.slots.messages, self.exponent, *_ = _steps_of(saved)
 
 
 @final
@@ -269,13 +271,23 @@ def suffixes_of_copies(tables: Iterable[int]) -> tuple[str, ...]:
     return (f".{STEPS}", *(f".{table}.{what}" for table in tables for what in COPIES))
 
 
-def copy_into(target: Array, values: Mapping[str, Array], name: str) -> None:
+def copy_into(target: Array, values: Mapping[str, Tensor], name: str) -> None:
     """Copy the value of this name; raises DataError if it does not fit or is missing."""
-    saved = values.get(name)
-    if saved is None or saved.shape != target.shape or saved.dtype != target.dtype:
-        actual = "nothing" if saved is None else f"{saved.dtype} {saved.shape}"
-        raise DataError(f"levels {name}: {actual}, expected {target.dtype} {target.shape}")
-    target[...] = saved
+    saved, view = values.get(name), torch.from_numpy(target)
+    if saved is None or saved.shape != view.shape or saved.dtype != view.dtype:
+        actual = "nothing" if saved is None else f"{saved.dtype} {[*saved.shape]}"
+        raise DataError(f"levels {name}: {actual}, expected {view.dtype} {[*view.shape]}")
+    view.copy_(saved)
+
+
+def _steps_of(saved: Mapping[str, Tensor]) -> list[int]:
+    """The numbers that `TrainerMemory` has saved; raises DataError if they are no such."""
+    steps = np.zeros(len(MOST_STEPS), np.int64)
+    copy_into(steps, saved, STEPS)
+    numbers: list[int] = steps.tolist()
+    if any(abs(number) > most for number, most in zip(numbers, MOST_STEPS, strict=True)):
+        raise DataError(f"levels {STEPS}: {numbers}, expected at most {[*MOST_STEPS]} up or down")
+    return numbers
 
 
 def _of_copies(copies: Copies, place: int) -> dict[str, Array]:
@@ -294,7 +306,6 @@ def _of_table(part: Part, place: int) -> dict[str, Array]:
     }
 
 
-def _below(head: str, values: Mapping[str, Tensor]) -> dict[str, Array]:
-    """Arrays of the tensors whose names begin so, by the rest of the name."""
-    tensors = {name: tensor for name, tensor in values.items() if name.startswith(head)}
-    return {name.removeprefix(head): tensor.numpy() for name, tensor in tensors.items()}
+def _below(head: str, values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin so, by the rest of the name."""
+    return {name.removeprefix(head): x for name, x in values.items() if name.startswith(head)}
