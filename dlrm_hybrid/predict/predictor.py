@@ -243,8 +243,8 @@ class _Serving:
             )
         except KeyError as error:
             raise DataError(f"{folder}: is damaged: has no tensor {error}") from None
-        except (ValueError, RuntimeError) as error:
-            raise DataError(f"{folder}: is damaged: {error}") from None
+        except Exception as error:  # untrusted tensors may make a library raise anything
+            raise DataError(f"{folder}: is damaged: {error}") from error
         manifest = replace(self.preprocessing.manifest, table_rows=rows)
         preprocessing = replace(self.preprocessing, manifest=manifest)
         return _Serving(

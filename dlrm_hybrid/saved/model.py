@@ -142,9 +142,10 @@ class SavedModel:
             table_RD[rows:] = 0
             table_RD[changed_R] = new_RD
         for name, tensor in tensors.items():
-            if delta[name].shape != tensor.shape:
-                raise ValueError(f"{name} is {[*delta[name].shape]}, wanted {[*tensor.shape]}")
-            tensor.copy_(delta[name])
+            new, wanted = delta[name], f"{tensor.dtype} {[*tensor.shape]}"
+            if (new.dtype, new.shape) != (tensor.dtype, tensor.shape):
+                raise ValueError(f"{name} is {new.dtype} {[*new.shape]}, wanted {wanted}")
+            tensor.copy_(new)
         return model
 
     @property

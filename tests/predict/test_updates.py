@@ -12,15 +12,23 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from drifting import Log, write
 from patience import HANG_SECONDS
+from torch import Tensor
 from world_runs import summary
 
 from dlrm_hybrid.cli.main import run
 from dlrm_hybrid.data.preprocessing import Vocabulary, read_kept
 from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.predict import Predictor
-from dlrm_hybrid.saved.delta import later_vocabulary, vocabulary_tensors
+from dlrm_hybrid.saved.delta import (
+    later_vocabulary,
+    read_manifest,
+    read_tensors,
+    vocabulary_tensors,
+    write_delta,
+)
 from dlrm_hybrid.types import DataError
 
 DAYS, DIM = 3, 4
@@ -193,6 +201,31 @@ def test_a_damaged_delta_changes_nothing(models: Models, tmp_path: Path) -> None
             with pytest.raises(DataError, match=reason):
                 predictor.update(damaged(file, cut=cut))
     with pytest.raises(DataError, match=r"no delta here \(no delta.json\)"):
+        predictor.update(tmp_path)
+    assert predictor.predict(models.rows).tobytes() == models.scores(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "forged", "reason"),
+    [
+        ("vocabulary.1.taken", torch.empty(0, dtype=torch.bfloat16), "unsupported ScalarType"),
+        ("vocabulary.1.lengths", torch.ones(2, 2, dtype=torch.int32), "not supported"),
+        ("embedding.1.rows", torch.tensor(0, dtype=torch.int32), "0-d tensor"),
+        ("top.1.bias", torch.tensor([torch.nan], dtype=torch.float64), "float64 .*float32"),
+    ],
+)
+def test_a_forged_delta_changes_nothing(
+    models: Models, tmp_path: Path, name: str, forged: Tensor, reason: str
+) -> None:
+    """One whose checksums are right, but whose tensors are not as `export` writes them."""
+    good = models.delta(1, 2)
+    manifest = read_manifest(good)
+    tensors = read_tensors(good, manifest)
+    assert name in tensors
+    sides = (manifest.base, manifest.model, manifest.base_rows, manifest.table_rows)
+    write_delta(tmp_path, {**tensors, name: forged}, *sides)
+    predictor = Predictor(models.of(1))
+    with pytest.raises(DataError, match=f"{tmp_path}: is damaged: .*{reason}"):
         predictor.update(tmp_path)
     assert predictor.predict(models.rows).tobytes() == models.scores(1)
 
