@@ -326,17 +326,17 @@ def plain_file(folder: Path, file: str, instead: str = "") -> Path:
     """The path of a plain file in a folder; `instead` ends the message of an error.
 
     Raises:
-        DataError: it is missing, is no plain file, or is a link that leads out of the folder.
+        DataError: it is missing, is no plain file, or its name or a link leads out of the folder.
     """
     path = folder / file
     try:
         real = path.resolve(strict=True)
-        inside = real.parent == folder.resolve()
+        inside = real.is_relative_to(folder.resolve())
         plain = stat.S_ISREG(real.stat().st_mode)
     except OSError as error:
         raise DataError(f"{path}: {error.strerror}{instead}") from error
     if not inside:
-        raise DataError(f"{path}: is a link that leads out of its folder, to {real}{instead}")
+        raise DataError(f"{path}: leads out of its folder, to {real}{instead}")
     if not plain:
         raise DataError(f"{path}: is not a plain file{instead}")
     return path

@@ -32,10 +32,12 @@ from dlrm_hybrid.data.sources.cells import (
     split_list,
 )
 from dlrm_hybrid.data.sources.columns import Coded, Values, transformed
+from dlrm_hybrid.disk import MOST_JSON_BYTES, plain_file, read_text
 from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
 from dlrm_hybrid.types import DataError
 
 MODEL_FILE = "model.json"
+INSTEAD = "; name a folder that `export` has written"
 Row = Mapping[str, Any]
 """Values of JSON by column; null and an empty text are missing values."""
 
@@ -169,11 +171,10 @@ class ExportedColumns:
     def read(cls, folder: Path) -> ExportedColumns:
         """Read the columns from the folder of a model; DataError if `export` has not written it."""
         try:
-            text = (folder / MODEL_FILE).read_text(encoding="utf-8")
+            text = read_text(folder, MODEL_FILE, MOST_JSON_BYTES, INSTEAD)
             return cls._of(folder, json.loads(text))
-        except FileNotFoundError as error:
-            fault = f"{error.filename}: no such file; name a folder that `export` has written"
-            raise DataError(fault) from error
+        except DataError:  # names the file
+            raise
         except Exception as error:  # untrusted bytes may make a library raise anything
             reason = (str(error).splitlines() or [""])[0]
             raise DataError(
@@ -209,7 +210,7 @@ class ExportedColumns:
 
 
 def _read(folder: Path, about: Mapping[str, Any], column: CategoricalColumn) -> Vocabulary:
-    path, first_id = folder / about["vocabulary"], about["first_id"]
+    path, first_id = plain_file(folder, about["vocabulary"], INSTEAD), about["first_id"]
     if column.has_texts:
         keys: Any = json.loads(path.read_text(encoding="utf-8"))
         is_fine = isinstance(keys, list) and {*map(type, cast("list[Any]", keys))} <= {str}

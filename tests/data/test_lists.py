@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -77,7 +78,7 @@ def places(value: Any) -> Iterator[tuple[Any, Any]]:
 GONE = object()
 
 
-@pytest.mark.parametrize("junk", [GONE, None, {}, "../x", -1, [[1]]])
+@pytest.mark.parametrize("junk", [GONE, None, {}, "../x", "/dev/zero", -1, [[1]]])
 def test_a_damaged_export_is_one_sentence(tmp_path: Path, junk: Any) -> None:
     for number in range(len(list(places(ABOUT)))):
         about = json.loads(json.dumps(ABOUT))
@@ -96,8 +97,34 @@ def test_a_damaged_export_is_one_sentence(tmp_path: Path, junk: Any) -> None:
         with pytest.raises(DataError, match=r"model\.json: it, or a vocabulary"):
             ModelInputs(tmp_path)
     (tmp_path / "model.json").unlink()
-    with pytest.raises(DataError, match=r"model\.json: no such file; name a folder that `export`"):
+    with pytest.raises(
+        DataError, match=r"model\.json: No such file .*; name a folder that `export`"
+    ):
         ModelInputs(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("file", "told"),
+    [
+        ("../theirs.json", "leads out of its folder"),
+        ("link.json", "leads out of its folder"),
+        ("pipe", "is not a plain file"),
+    ],
+)
+def test_an_export_names_plain_files_of_its_folder(tmp_path: Path, file: str, told: str) -> None:
+    (tmp_path / "theirs.json").write_text("[]")
+    folder = tmp_path / "out"
+    folder.mkdir()
+    (folder / "link.json").symlink_to(tmp_path / "theirs.json")
+    os.mkfifo(folder / "pipe")
+    about = json.loads(json.dumps(ABOUT))
+    about["inputs"]["ids_1"]["columns"][0]["vocabulary"] = file
+    with pytest.raises(DataError, match=f"{file}: {told}"):
+        ModelInputs(exported(folder, about))
+    (folder / "model.json").unlink()
+    os.mkfifo(folder / "model.json")
+    with pytest.raises(DataError, match=r"model\.json: is not a plain file"):
+        ModelInputs(folder)
 
 
 values = st.lists(st.text(max_size=5) | st.integers() | st.none() | st.booleans(), max_size=4)
