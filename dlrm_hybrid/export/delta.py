@@ -22,7 +22,7 @@ from dlrm_hybrid.run.display import Display
 from dlrm_hybrid.run.evaluating import saved_config, saved_preprocessing
 from dlrm_hybrid.run.request import Request
 from dlrm_hybrid.saved.delta import ModelVersion, difference, vocabulary_tensors, write_delta
-from dlrm_hybrid.saved.model import SavedModel, scores_alike
+from dlrm_hybrid.saved.model import SavedModel, scoring
 from dlrm_hybrid.types import ConfigError, DataError
 
 SINCE = "export.since"
@@ -125,7 +125,7 @@ def export_delta(request: Request, display: Display) -> Written:
 
 def _differences(before: _Side, after: _Side) -> Iterator[str]:
     """Reasons why no delta leads from one model to the other."""
-    if not scores_alike(before.config, after.config):
+    if scoring(before.config, before.model.spec) != scoring(after.config, after.model.spec):
         yield "they score with other keys of model, precision, activation, parallel or embedding"
     yield from before.columns.other_meaning(after.columns)
     old, new = before.columns.vocabularies, after.columns.vocabularies

@@ -17,7 +17,7 @@ from torch import Tensor
 from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.bags import Bags
 from dlrm_hybrid.checkpoint.reader import OnRead, open_checkpoint
-from dlrm_hybrid.config.schema import Config
+from dlrm_hybrid.config.schema import Config, ModelConfig
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.manifest import Manifest
 from dlrm_hybrid.model.columns import ColumnBags
@@ -82,8 +82,7 @@ class SavedModel:
         table_rows = spec.table_rows
         spec = replace(spec, table_rows=padded_rows or table_rows)
         masks = evaluation_masks(config, spec, rounds=rounds)
-        rounding = _rounding(config) if rounds else None
-        pooled, of_rows = (None, rounding) if _rows_travel(config) else (rounding, None)
+        pooled, of_rows = _roundings(config) if rounds else (None, None)
         tables, stages = Embeddings(spec, config.embedding), _stages(spec, precision, masks)
         model = cls(spec, tables, stages, masks, pooled, of_rows)
         tensors = model.tensors
@@ -185,14 +184,14 @@ def _stages(
     return tuple(StageModel(spec, part, precision, seed=0) for part in parts)
 
 
-def scores_alike(first: Config, second: Config) -> bool:
-    """Whether models of these configurations score alike with the same tensors."""
-    return _scoring(first) == _scoring(second)
-
-
-def _scoring(config: Config) -> tuple[object, ...]:
-    masks = (config.activation, config.parallel.cuts)
-    return (config.model, config.precision, _rounding(config), _rows_travel(config), masks)
+def scoring(config: Config, spec: ModelShape) -> tuple[object, ...]:
+    """What decides the scores of a model beside its tensors: equal where models score alike."""
+    model = config.model
+    if isinstance(model, ModelConfig):
+        model = replace(model, dropout=0.0, bottom_dropout=None)
+    masks = evaluation_masks(config, spec, rounds=True)
+    kept = [(cut, mask.k, mask.dtype, mask.bits) for cut, mask in masks.items()]
+    return model, config.precision, _roundings(config), kept
 
 
 def _makes_up(changed_R: Tensor, base: int, rows: int) -> bool:
@@ -208,12 +207,11 @@ def _round(table_RD: Tensor, rounding: Cast) -> None:
         table_RD[block] = rounding.rounded(table_RD[block])
 
 
-def _rounding(config: Config) -> Cast | None:
-    """Rounding of table rows that are sent to trainers; None if they are not sent."""
-    if config.parallel.trainers == 1 and config.embedding.name != "served":
-        return None
-    return casts(config.embedding.comm_precision)[0]
-
-
-def _rows_travel(config: Config) -> bool:
-    return config.embedding.name == "served" or config.embedding.deduplicate
+def _roundings(config: Config) -> tuple[Cast | None, Cast | None]:
+    """Rounding of pooled embeddings, and of table rows, that evaluations of a run's world send."""
+    is_served, precision = config.embedding.name == "served", config.embedding.comm_precision
+    if precision == "float32" or (config.parallel.trainers == 1 and not is_served):
+        return None, None
+    rounding, _ = casts(precision)
+    rows_travel = is_served or config.embedding.deduplicate
+    return (None, rounding) if rows_travel else (rounding, None)

@@ -7,7 +7,9 @@ import sys
 import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,9 +21,12 @@ from torch import Tensor
 from world_runs import summary
 
 from dlrm_hybrid.cli.main import run
+from dlrm_hybrid.compress.activation.methods import Dct
+from dlrm_hybrid.config.choices import Hybrid
 from dlrm_hybrid.data.preprocessing import Vocabulary, read_kept
 from dlrm_hybrid.data.schema import CategoricalColumn
 from dlrm_hybrid.predict import Predictor
+from dlrm_hybrid.run.assembly.build import shape_of
 from dlrm_hybrid.saved.delta import (
     later_vocabulary,
     read_manifest,
@@ -29,6 +34,7 @@ from dlrm_hybrid.saved.delta import (
     vocabulary_tensors,
     write_delta,
 )
+from dlrm_hybrid.saved.model import scoring
 from dlrm_hybrid.types import DataError
 
 DAYS, DIM = 3, 4
@@ -150,6 +156,57 @@ def test_what_is_rounded_is_rounded_in_deltas(options: tuple[str, ...], tmp_path
     predictor = Predictor(models.of(1))
     predictor.update(models.delta(1, 2))
     assert predictor.predict(models.rows).tobytes() == models.scores(2)
+
+
+NO_SERVERS = {"servers": 0, "table_servers": 0}
+TWO = {"parallel": Hybrid(trainers=2, cuts=(), **NO_SERVERS)}
+CUT = {"parallel": Hybrid(trainers=1, cuts=("top.1",), **NO_SERVERS)}
+MASKED = {**CUT, "activation": Dct()}
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "are_alike"),
+    [
+        ({}, {**TWO, "model": {"dropout": 0.5, "bottom_dropout": 0.1}}, True),
+        ({}, {**TWO, "embedding": {"deduplicate": True}}, True),
+        ({}, {"embedding": {"comm_precision": "float16"}}, True),
+        ({}, {**CUT, "activation": Dct(evaluate_masked=False)}, True),
+        (MASKED, {**MASKED, "activation": Dct(allow_rice=False)}, True),
+        ({}, {**TWO, "embedding": {"comm_precision": "float16"}}, False),
+        ({}, MASKED, False),
+        (MASKED, {**MASKED, "activation": Dct(sparsity=0.5)}, False),
+    ],
+)
+def test_models_score_alike_where_nothing_is_masked_or_rounded(
+    models: Models, one: dict[str, Any], other: dict[str, Any], are_alike: bool
+) -> None:
+    def of(changes: dict[str, Any]) -> tuple[object, ...]:
+        sections = {
+            name: replace(getattr(config, name), **value) if isinstance(value, dict) else value
+            for name, value in changes.items()
+        }
+        return scoring(replace(config, **sections), spec)
+
+    config = Predictor(models.of(1)).config
+    spec = shape_of(config, read_kept(models.of(1)).manifest)
+    assert (of(one) == of(other)) is are_alike
+
+
+def test_a_run_may_go_on_in_another_world(models: Models, tmp_path: Path) -> None:
+    """Two trainers send rows as they are, so the delta from one trainer's model is as any other."""
+    (tmp_path / "inbox").mkdir()
+    (tmp_path / "inbox/day2.parquet").symlink_to(models.log / "day2.parquet")
+    given = ("data=table", f"data.schema={models.log}/day1.yaml", f"data.follow={tmp_path}/inbox")
+    given += ("data.follow_idle_seconds=0", "model=dlrm_small", "train.batch_size=64")
+    given += ("parallel=hybrid", "parallel.trainers=2", "parallel.cuts=[]", "model.dropout=0.2")
+    given += ("parallel.world=in_process", "telemetry.tensorboard=false")
+    given += (f"checkpoint.resume={models.of(1)}", f"hydra.run.dir={tmp_path}/run")
+    assert run(["dlrm_hybrid", "train", *given]) == 0
+    assert export(models.of(1), tmp_path / "run", tmp_path / "delta") == 0
+    predictor = Predictor(models.of(1))
+    predictor.update(tmp_path / "delta")
+    expected = Predictor(tmp_path / "run").predict(models.rows).tobytes()
+    assert predictor.predict(models.rows).tobytes() == expected != models.scores(1)
 
 
 @pytest.mark.parametrize("kind", ["string", "integer"])
