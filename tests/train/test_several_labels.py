@@ -221,6 +221,10 @@ def test_rows_to_score_need_no_labels(
     wish[0] = f"predict.rows={tmp_path}/some.csv"
     assert run(["dlrm_hybrid", "predict", *wish, "predict.keep=[score_liked]"]) == 2
     assert "score_liked is a column of this file of scores" in capsys.readouterr().err
+    rows["score"] = 1
+    rows.to_csv(tmp_path / "some.csv", index=False)
+    assert run(["dlrm_hybrid", "predict", *wish, "predict.keep=[score]"]) == 0
+    assert [*pd.read_csv(tmp_path / "scores.csv")][-1] == "score"
 
 
 @pytest.mark.parametrize(
