@@ -157,7 +157,7 @@ def clean(root: Path) -> None:
 def commit(
     root: Path, attempt: int, prepared: Preparing, facts: Mapping[str, Any], keep: RetentionPolicy
 ) -> tuple[Path, int]:
-    """Make a checkpoint valid; returns its folder, and the size of all its files in bytes.
+    """Make a checkpoint valid; returns its folder, and the bytes of its files but `preprocessing/`.
 
     Args:
         root: the `checkpoints` folder of the run.

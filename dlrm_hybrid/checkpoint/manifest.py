@@ -164,7 +164,7 @@ def read_manifest(folder: Path, instead: str = "") -> Manifest:
     """Read and check the manifest of a checkpoint.
 
     Args:
-        instead: end of each error message.
+        instead: end of error messages, but that of another format, which removes no damage.
 
     Raises:
         DataError: it is missing, changed, foreign or contradictory; names the field.
@@ -187,7 +187,7 @@ def sealed(path: Path, text: str, instead: str, what: str = "a checkpoint") -> d
     """Parse a manifest and check its format and checksum; raises DataError.
 
     Args:
-        instead: end of each message.
+        instead: end of messages, as for `read_manifest`.
         what: the thing whose manifest it is, for messages.
     """
     try:
