@@ -155,7 +155,12 @@ def clean(root: Path) -> None:
 
 
 def commit(
-    root: Path, attempt: int, prepared: Preparing, facts: Mapping[str, Any], keep: RetentionPolicy
+    root: Path,
+    attempt: int,
+    prepared: Preparing,
+    facts: Mapping[str, Any],
+    keep: RetentionPolicy,
+    place: str | None = None,
 ) -> tuple[Path, int]:
     """Make a checkpoint valid; returns its folder, and the bytes of its files but `preprocessing/`.
 
@@ -164,6 +169,7 @@ def commit(
         attempt: the attempt that wrote it.
         facts: whatever else a resumed run needs, as JSON values; `score` is a `Score` or None.
         keep: rule for the checkpoints kept, this one included.
+        place: for messages, see `unwritten`.
 
     Raises:
         ResourceError: the disk is full or not writable; older checkpoints are intact.
@@ -193,7 +199,7 @@ def commit(
         _keep(root, keep)
         return folder, sum(path.stat().st_size for path in folder.iterdir() if path.is_file())
     except OSError as error:
-        raise ResourceError(unwritten(root, folder, error)) from error
+        raise ResourceError(unwritten(root, folder, error, place)) from error
 
 
 def amend(root: Path, step: int, facts: Mapping[str, Any], keep: RetentionPolicy) -> None:

@@ -27,7 +27,7 @@ from dlrm_hybrid.checkpoint.manifest import (
     is_folder_name,
     read_manifest,
 )
-from dlrm_hybrid.disk import read_text
+from dlrm_hybrid.disk import RUN_FOLDER_KEY, read_text
 from dlrm_hybrid.types import DataError
 
 LATEST_FILE = "latest"
@@ -183,13 +183,15 @@ def key_of(name: str, begin: Sequence[int], is_full: bool) -> str:
     return name if is_full else f"{name}@{'x'.join(map(str, begin))}"
 
 
-def unwritten(root: Path, path: Path, error: OSError) -> str:
-    """The message for a checkpoint that the disk or its permissions refuse."""
+def unwritten(root: Path, path: Path, error: OSError, place: str | None = None) -> str:
+    """The message for a checkpoint that the disk or its permissions refuse.
+
+    Args:
+        place: the setting that says where it lies; None for that of a run.
+    """
     cause = error.strerror or str(error)
-    return (
-        f"{error.filename or path}: the checkpoint cannot be written: {cause} "
-        f"(hydra.run.dir = {root.parent}; checkpoints before it are intact)"
-    )
+    place = place or f"{RUN_FOLDER_KEY} = {root.parent}; checkpoints before it are intact"
+    return f"{error.filename or path}: the checkpoint cannot be written: {cause} ({place})"
 
 
 def complete(root: Path) -> list[Path]:

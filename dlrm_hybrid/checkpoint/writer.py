@@ -53,12 +53,14 @@ class ShardWriter:
         root: the `checkpoints` folder of the run.
         attempt: how often the run has been restarted.
         storage: storage of table rows; if larger than memory, `begin` writes before it returns.
+        place: for messages, see `unwritten`.
     """
 
     root: Path
     rank: str
     attempt: int
     storage: RowStorage = IN_MEMORY
+    place: str | None = None
     # Kept from one checkpoint to the next: filling new memory takes several times as long.
     _copies: dict[str, Tensor] = field(default_factory=dict[str, Tensor], repr=False)
     _shard: Future[Shard] | None = None
@@ -127,7 +129,7 @@ class ShardWriter:
                 for piece in some:
                     _add_part(tensors, path.name, piece)
         except OSError as error:
-            fault = unwritten(self.root, path, error)
+            fault = unwritten(self.root, path, error, self.place)
         return Shard(
             files=files,
             tensors=tensors,

@@ -87,14 +87,14 @@ def import_weights(request: Request, display: Display) -> Imported:
             piece.view.copy_(state[statistics.model_name(piece.name)])
         with writing(folder, OUTPUT_KEY):
             keep(rows, folder)
-        root = folder / CHECKPOINTS
-        writer = ShardWriter(root=root, rank="worker-0", attempt=ATTEMPT)
+        root, place = folder / CHECKPOINTS, f"{OUTPUT_KEY} = {options.output}"
+        writer = ShardWriter(root=root, rank="worker-0", attempt=ATTEMPT, place=place)
         writer.begin(0, pieces)
         shard = writer.take(WAIT_SECONDS)
         assert shard is not None
         prepared = Preparing(step=0, owed={0: "worker-0"}, shards={}).took(0, shard)
         facts = checkpoint_facts(Progress(), request.values, shards)
-        commit(root, ATTEMPT, prepared, facts, build.retention(config))
+        commit(root, ATTEMPT, prepared, facts, build.retention(config), place)
     return Imported(
         folder=Path(options.output),
         tensors=len(state),

@@ -120,10 +120,11 @@ class CheckpointWriter:
 
     def _committed(self, prepared: Preparing, wait_seconds: float) -> Saved | None:
         """Commit a checkpoint in a thread; returns it once it is valid."""
-        root, attempt, facts = self.writer.root, self.writer.attempt, self._facts
+        writer, facts = self.writer, self._facts
+        root, attempt, place = writer.root, writer.attempt, writer.place
         if self._commit is None:
             self._commit = in_background(
-                lambda: commit(root, attempt, prepared, facts, self.retention)
+                lambda: commit(root, attempt, prepared, facts, self.retention, place)
             )
         try:
             result = outcome(self._commit, wait_seconds)

@@ -49,12 +49,12 @@ def pieces_of(held: Groups) -> list[Piece]:
     return [piece for group in held for piece in full_pieces(held[group], Group(group))]
 
 
-def write(root: Path, step: int, *ranks: list[Piece]) -> Preparing:
+def write(root: Path, step: int, *ranks: list[Piece], place: str | None = None) -> Preparing:
     """What these ranks have written."""
     names = {number: f"worker-{number}" for number in range(len(ranks))}
     preparing = Preparing(step=step, owed=names, shards={})
     for number, pieces in enumerate(ranks):
-        writer = ShardWriter(root=root, rank=names[number], attempt=0)
+        writer = ShardWriter(root=root, rank=names[number], attempt=0, place=place)
         writer.begin(step, pieces)
         shard = writer.take(60.0)
         assert shard is not None
@@ -361,9 +361,10 @@ def test_other_shapes_and_names_are_refused(tmp_path: Path) -> None:
         load(folder, deeper)
 
 
+@pytest.mark.parametrize("place", [None, "import.output = theirs"])
 @pytest.mark.parametrize("file", [".step_00000002.0.partial/" + DENSE, ".latest.partial"])
 def test_a_disk_that_is_full_leaves_the_old_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, place: str | None
 ) -> None:
     root = tmp_path / "checkpoints"
     save(root, 1, groups(1.0), ONE)
@@ -377,11 +378,13 @@ def test_a_disk_that_is_full_leaves_the_old_checkpoint(
     monkeypatch.setattr("dlrm_hybrid.checkpoint.writer.write", full)
     monkeypatch.setattr(disk, "write", full)
     with pytest.raises(ResourceError) as caught:
-        save(root, 2, groups(2.0), ONE)
+        prepared = write(root, 2, pieces_of(groups(2.0)), place=place)
+        commit(root, 0, prepared, {}, ONE, place)
     monkeypatch.undo()
     told = str(caught.value)
     assert f"{root / file}: the checkpoint cannot be written: No space left on device" in told
-    assert f"hydra.run.dir = {tmp_path}" in told
+    run = f"hydra.run.dir = {tmp_path}; checkpoints before it are intact"
+    assert told.endswith(f"No space left on device ({place or run})")
     assert told.startswith("worker-0 (rank 0): ") is (DENSE in file)
     into = groups(0.0)
     load(find(tmp_path), into)

@@ -433,7 +433,7 @@ def test_a_full_disk_ends_no_world(
             assert world.step(batch).step == 1
         monkeypatch.setattr(tempfile, "tempdir", str(full))
         with small_world(shards) as world:
-            with pytest.raises(ResourceError):
+            with pytest.raises(ResourceError, match="full/.* No space left on device .TMPDIR.$"):
                 world.save(tmp_path / "elsewhere")
             assert world.step(batch).step == 1
 

@@ -92,7 +92,11 @@ class Job:
 
     def make_writer(self) -> ShardWriter:
         """Make the writer of this process's shards of checkpoints."""
-        rank = self.names[self.task.rank]
         return ShardWriter(
-            root=self.checkpoints, rank=rank, attempt=self.task.attempt, storage=self.storage
+            root=self.checkpoints,
+            rank=self.names[self.task.rank],
+            attempt=self.task.attempt,
+            storage=self.storage,
+            # Who hands batches over has a world, which saves into a folder of its own first.
+            place="TMPDIR" if self.prepared is None else None,
         )
