@@ -179,6 +179,7 @@ def _tuples(value: Any) -> Any:
     return value
 
 
+NAME_CHECKPOINT = "name a run folder or one of its checkpoints"
 MOST_CHARACTERS = 500  # of the line for one fault
 
 

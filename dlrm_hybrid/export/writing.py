@@ -17,7 +17,7 @@ from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.bags import Bags, jagged, weights_of_all, with_first_ids
 from dlrm_hybrid.config.commands import ExportConfig
 from dlrm_hybrid.config.schema import Config
-from dlrm_hybrid.config.validate import faults_text, unset_faults
+from dlrm_hybrid.config.validate import NAME_CHECKPOINT, faults_text, unset_faults
 from dlrm_hybrid.data.loader import Batch, sequential_batches
 from dlrm_hybrid.data.preprocessing import Preprocessing
 from dlrm_hybrid.data.shards import Shards
@@ -155,7 +155,7 @@ def compare(
 
 OUTPUT_KEY = "export.output"
 ADVICE = {
-    "checkpoint": "name a run folder or one of its checkpoints",
+    "checkpoint": NAME_CHECKPOINT,
     "output": "name a new folder",
 }
 FORMAT = 1  # of `model.json`

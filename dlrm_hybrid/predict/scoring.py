@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from dlrm_hybrid.config import compose
-from dlrm_hybrid.config.validate import faults_text, unset_faults
+from dlrm_hybrid.config.validate import NAME_CHECKPOINT, faults_text, unset_faults
 from dlrm_hybrid.data.sources.arrow import ArrowError, pa, parquet
 from dlrm_hybrid.data.sources.paths import find
 from dlrm_hybrid.disk import replacing, writing
@@ -241,7 +241,7 @@ def _score(
 def _faults(request: Request) -> Iterator[str]:
     options = request.config.predict
     advice = {
-        "checkpoint": "name a run folder or one of its checkpoints",
+        "checkpoint": NAME_CHECKPOINT,
         "rows": "name the files of rows to score",
         "output": "name a file, .parquet or .csv",
     }

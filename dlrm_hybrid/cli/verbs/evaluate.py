@@ -12,7 +12,7 @@ from pathlib import Path
 from dlrm_hybrid.checkpoint.folder import shown
 from dlrm_hybrid.cli.terminal import Terminal
 from dlrm_hybrid.cli.verbs.train import LiveWork, show_scores
-from dlrm_hybrid.config.validate import faults_text
+from dlrm_hybrid.config.validate import NAME_CHECKPOINT, faults_text
 from dlrm_hybrid.run.evaluating import open_source, prepare_evaluation, score
 from dlrm_hybrid.run.folder import one_user, output_file, write_whole
 from dlrm_hybrid.run.request import Request
@@ -27,7 +27,7 @@ def run(request: Request) -> int:
     """Evaluate `evaluate.checkpoint`, on the rows of its run by default."""
     options, terminal = request.config.evaluate, Terminal()
     if options.checkpoint is None:
-        fault = "evaluate.checkpoint = null: name a run folder or one of its checkpoints"
+        fault = f"evaluate.checkpoint = null: {NAME_CHECKPOINT}"
         raise ConfigError(faults_text([fault]))
     with ExitStack() as stack:
         if options.output is not None:
