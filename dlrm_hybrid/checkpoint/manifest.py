@@ -20,7 +20,7 @@ import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.bounds import STRICT
+from dlrm_hybrid.bounds import STRICT, OneOf
 from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.types import DataError, ScoredPart
 
@@ -42,7 +42,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,250}$")
 TensorName = Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 Monitor = Literal["log_loss", "auc", "gauc"]
-DType = Literal["F64", "F32", "F16", "BF16", "I64", "I32", "I16", "I8", "U8", "BOOL"]
+DType = Annotated[str, OneOf(lambda: ELEMENT_BYTES)]
 
 
 @dataclass(config=STRICT, frozen=True, kw_only=True)
