@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import xxhash
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from dlrm_hybrid.bounds import STRICT, OneOf
+from dlrm_hybrid.bounds import STRICT, Monitor, OneOf
 from dlrm_hybrid.disk import read_text
 from dlrm_hybrid.types import DataError, ScoredPart
 
@@ -41,7 +41,6 @@ TensorShape = Annotated[tuple[Count, ...], Field(max_length=4)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.\-]{0,250}$")]
 TensorName = Annotated[str, Field(pattern=r"^[ -~]{1,1000}$")]
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
-Monitor = Literal["log_loss", "auc", "gauc"]
 DType = Annotated[str, OneOf(lambda: ELEMENT_BYTES)]
 
 

@@ -10,6 +10,7 @@ from dlrm_hybrid.bounds import (
     PAGE_PATTERN,
     Bound,
     Count,
+    Extra,
     Latency,
     LinkRate,
     Path,
@@ -22,7 +23,9 @@ Few = Annotated[int, Bound(ge=2, le=8)]
 Machines = Few | Annotated[tuple[Few, ...], Bound(min_length=1)]
 Counts = Annotated[tuple[Positive, ...], Bound(min_length=1)]
 Page = Annotated[str, Bound(pattern=PAGE_PATTERN)]
-Format = Literal["ours", "torchrec", "dlrm"]
+Naming = Literal["ours", "torchrec", "dlrm"]
+Format = Literal["pt2", "onnx", "safetensors"]
+Unknown = Literal["error", "zero"]
 ANOTHER = Effect.NOTHING | Effect.ANOTHER
 OURS = Effect.NOTHING | Effect.EVALUATION
 CHECKPOINT = "a run folder, for its best checkpoint, or one of its checkpoints"
@@ -74,12 +77,10 @@ class PredictConfig(Record, effect=ANOTHER):
         None, "file of scores to write, .parquet or .csv; one that is there is replaced"
     )
     keep: tuple[Path, ...] = key((), "columns of the rows to write beside the scores")
-    unknown: Literal["error", "zero"] = key(
+    unknown: Unknown = key(
         "error", "categories without a row in their table: error, or zero for a row of zeros"
     )
-    extra: Literal["error", "ignore"] = key(
-        "error", "columns that the schema does not name: error, or ignore"
-    )
+    extra: Extra = key("error", "columns that the schema does not name: error, or ignore")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +89,7 @@ class ExportConfig(Record, effect=ANOTHER):
 
     checkpoint: Path | None = key(None, CHECKPOINT)
     output: Path | None = key(None, "new folder for the model, its vocabularies and model.json")
-    format: Literal["pt2", "onnx", "safetensors"] = key(
+    format: Format = key(
         "pt2", "model.pt2 for torch.export.load, model.onnx, or weights alone in model.safetensors"
     )
     since: Path | None = key(
@@ -96,7 +97,7 @@ class ExportConfig(Record, effect=ANOTHER):
         "a run or checkpoint: write only what the model has learned since then, a delta for "
         "Predictor.update",
     )
-    names: Format = key(
+    names: Naming = key(
         "ours", f"names in model.safetensors: {WEIGHTS_OF}", only="export.format=safetensors"
     )
     int8: bool = key(False, "tables of 8-bit integers, with a scale and an offset for each row")
@@ -113,7 +114,7 @@ class ImportConfig(Record, effect=ANOTHER):
         None, "weights: .safetensors, or a file of torch.save with a state dict"
     )
     output: Path | None = key(None, "new run folder for the checkpoint, to resume from")
-    names: Format = key("dlrm", f"names of the weights: {WEIGHTS_OF}")
+    names: Naming = key("dlrm", f"names of the weights: {WEIGHTS_OF}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from dlrm_hybrid.bounds import (
     DEVICE_PATTERN,
     Bound,
     Count,
+    Monitor,
     Name,
     Path,
     Positive,
@@ -145,7 +146,7 @@ class TrainConfig(Record):
     min_delta: Annotated[float, Bound(ge=0)] = key(
         0.0, "a score is better if it is by more than this", NEW
     )
-    monitor: Literal["log_loss", "auc", "gauc"] = key(
+    monitor: Monitor = key(
         "log_loss",
         "the score that train.patience and checkpoints/best follow: a lower log_loss, or a higher "
         "auc, or gauc of a table with groups",

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeVar, cast
 
 from pydantic import Discriminator, Field, Tag, TypeAdapter
 
-from dlrm_hybrid.bounds import STRICT, Count, Seed
+from dlrm_hybrid.bounds import STRICT, Count, Extra, Seed
 
 MOST_COLUMNS = 10_000
 MOST_IDS = 1 << 16  # of one row of a multi-hot column
@@ -31,7 +31,6 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 Border = int | float | str
 Default = int | float | str
 Separator = Annotated[str, Field(min_length=1, max_length=8)]
-Extra = Literal["error", "ignore"]
 Value = TypeVar("Value")
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import safetensors.torch
 import torch
@@ -20,8 +20,9 @@ from torch import Tensor
 
 from dlrm_hybrid.arrays import Float32s
 from dlrm_hybrid.checkpoint.writer import write_tensors
+from dlrm_hybrid.config.commands import Format, Naming
 from dlrm_hybrid.data.loader import Batch
-from dlrm_hybrid.export.names import Naming, shapes_of, to_ours, to_theirs
+from dlrm_hybrid.export.names import shapes_of, to_ours, to_theirs
 from dlrm_hybrid.export.plain import INT8_KINDS, PlainDlrm, quantised
 from dlrm_hybrid.model.layers.keep_largest import KeepLargest
 from dlrm_hybrid.model.own import OwnModel
@@ -29,7 +30,6 @@ from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.saved.inputs import NO_LISTS, ListInputs, inputs_of, list_name, weights_name
 from dlrm_hybrid.types import ConfigError, ResourceError
 
-Format = Literal["pt2", "onnx", "safetensors"]
 OUTPUTS = ("logit", "score")
 OPSET = 18
 # Above this the tensors of ONNX are in a file of their own: protocol buffers end at 2 GiB.

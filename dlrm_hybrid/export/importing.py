@@ -14,6 +14,7 @@ from dlrm_hybrid.arrays import Int64s
 from dlrm_hybrid.checkpoint.commit import Preparing, commit
 from dlrm_hybrid.checkpoint.folder import CHECKPOINTS
 from dlrm_hybrid.checkpoint.writer import ShardWriter
+from dlrm_hybrid.config.commands import Naming
 from dlrm_hybrid.config.validate import faults_text, unset_faults
 from dlrm_hybrid.data.preprocessing import NO_ROW, ModelColumns, Preprocessing, keep
 from dlrm_hybrid.data.shards import open_shards
@@ -21,7 +22,6 @@ from dlrm_hybrid.data.sources.cells import plain_value
 from dlrm_hybrid.disk import writing
 from dlrm_hybrid.export import weights
 from dlrm_hybrid.export.folder import new_folder
-from dlrm_hybrid.export.names import Naming
 from dlrm_hybrid.model.row_storage import IN_MEMORY
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.model.tensors import in_groups

@@ -21,17 +21,15 @@ Shapes: M outputs of a layer, W inputs of the first top layer, D embedding dimen
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import TypeIs
 
+from dlrm_hybrid.config.commands import Naming
 from dlrm_hybrid.model.interaction import Cross, Dot
 from dlrm_hybrid.model.spec import ModelShape, ModelSpec
 from dlrm_hybrid.types import ConfigError
-
-Naming = Literal["ours", "torchrec", "dlrm"]
 
 TORCHREC_TABLES = "sparse_arch.embedding_bag_collection.embedding_bags"
 MIXED = "top.1.weight"  # the tensor whose columns TorchRec orders differently

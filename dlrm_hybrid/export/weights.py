@@ -15,8 +15,9 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from dlrm_hybrid.config.commands import Naming
 from dlrm_hybrid.disk import plain_file
-from dlrm_hybrid.export.names import Naming, names_of, shapes_of, to_ours
+from dlrm_hybrid.export.names import names_of, shapes_of, to_ours
 from dlrm_hybrid.model.spec import ModelShape
 from dlrm_hybrid.parallel.finite import first_not_finite
 from dlrm_hybrid.types import DataError

@@ -15,14 +15,15 @@ import torch
 from torch.nn import Module
 
 from dlrm_hybrid.arrays import Float32s
+from dlrm_hybrid.bounds import Extra
 from dlrm_hybrid.checkpoint.folder import find_best, read_facts
 from dlrm_hybrid.checkpoint.manifest import version
 from dlrm_hybrid.checkpoint.reader import OnRead
+from dlrm_hybrid.config.commands import Unknown
 from dlrm_hybrid.config.outside import fault_of
 from dlrm_hybrid.config.schema import Config
 from dlrm_hybrid.data.loader import Batch
 from dlrm_hybrid.data.preprocessing import Preprocessing
-from dlrm_hybrid.data.schema import Extra
 from dlrm_hybrid.data.shards import open_shards
 from dlrm_hybrid.model.layers.products import Precision
 from dlrm_hybrid.outside import path_of
@@ -35,7 +36,7 @@ from dlrm_hybrid.saved.delta import (
     read_manifest,
     read_tensors,
 )
-from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError, Unknown
+from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
 from dlrm_hybrid.saved.model import SavedModel
 from dlrm_hybrid.types import ConfigError, DataError
 

@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from dlrm_hybrid.data.schema import CategoricalColumn, Extra, Schema
+from dlrm_hybrid.bounds import Extra
+from dlrm_hybrid.data.schema import CategoricalColumn, Schema
 from dlrm_hybrid.data.sources import files
 from dlrm_hybrid.data.sources.arrow import ArrowError, is_text, pa, plain, usual
 from dlrm_hybrid.data.sources.cells import number, plain_value, shown, text_of_category

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, final
+from typing import Any, final
 
 import numpy as np
 
 from dlrm_hybrid.arrays import Float32s, Int64s
 from dlrm_hybrid.bags import Bags, jagged, weights_of_all
+from dlrm_hybrid.config.commands import Unknown
 from dlrm_hybrid.data.preprocessing import NO_ROW, Lookup, ModelColumns, Vocabulary
 from dlrm_hybrid.data.sources.cells import missing_key
 from dlrm_hybrid.data.sources.columns import Coded, Values, standardised
-
-Unknown = Literal["error", "zero"]
 
 
 class RefusedValueError(Exception):

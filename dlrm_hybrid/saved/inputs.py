@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from dlrm_hybrid.arrays import Float32s, Float64s, Int64s
 from dlrm_hybrid.bags import Bags, lengths_of, table_offsets
+from dlrm_hybrid.bounds import Extra
 from dlrm_hybrid.data.manifest import VOCABULARY_FOLDER, Scale
 from dlrm_hybrid.data.preprocessing import Keys, ModelColumns, Preprocessing, Vocabulary
-from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, Extra, adapter
+from dlrm_hybrid.data.schema import CategoricalColumn, DenseColumn, adapter
 from dlrm_hybrid.data.sources.cells import (
     is_missing,
     keys_of,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import final
 
-from dlrm_hybrid.checkpoint.manifest import Monitor, Score
+from dlrm_hybrid.bounds import Monitor
+from dlrm_hybrid.checkpoint.manifest import Score
 from dlrm_hybrid.telemetry.metrics import BinaryScores
 from dlrm_hybrid.types import ScoredPart
 

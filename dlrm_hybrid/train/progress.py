@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from dlrm_hybrid.checkpoint.manifest import Monitor, Score
+from dlrm_hybrid.bounds import Monitor
+from dlrm_hybrid.checkpoint.manifest import Score
 from dlrm_hybrid.data.loader import START, LoaderState
 from dlrm_hybrid.telemetry.rank_meter import Interval
 from dlrm_hybrid.train.patience import Course, Patience

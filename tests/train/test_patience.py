@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from world_runs import Trained, assert_same, assert_same_state, checkpoint, summary, tensors
 
-from dlrm_hybrid.checkpoint.manifest import Monitor
+from dlrm_hybrid.bounds import Monitor
 from dlrm_hybrid.telemetry import events
 from dlrm_hybrid.telemetry.events import Kind
 from dlrm_hybrid.telemetry.metrics import BinaryScores
