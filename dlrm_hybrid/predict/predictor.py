@@ -38,7 +38,7 @@ from dlrm_hybrid.saved.delta import (
 )
 from dlrm_hybrid.saved.encoding import Encoder, RefusedValueError
 from dlrm_hybrid.saved.model import SavedModel
-from dlrm_hybrid.types import ConfigError, DataError
+from dlrm_hybrid.types import ConfigError, DataError, DlrmError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -244,6 +244,8 @@ class _Serving:
             )
         except KeyError as error:
             raise DataError(f"{folder}: is damaged: has no tensor {error}") from None
+        except (MemoryError, DlrmError):
+            raise
         except Exception as error:  # untrusted tensors may make a library raise anything
             raise DataError(f"{folder}: is damaged: {error}") from error
         manifest = replace(self.preprocessing.manifest, table_rows=rows)

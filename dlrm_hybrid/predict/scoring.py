@@ -219,7 +219,7 @@ def _score(
         keep, block_bytes = request.config.predict.keep, request.config.data.block_bytes
         extra = predictor.extra
         names = [f"score_{name}" for name in predictor.labels] or ["score"]
-        if clashes := [name for name in ("row", *names) if name in keep]:
+        if clashes := [name for name in names if name in keep]:
             fault = f"predict.keep = {list(keep)}: {clashes[0]} is a column of this file of scores"
             raise ConfigError(faults_text([fault]))
         for block in read_blocks(paths, predictor.schema, keep, block_bytes, on_bytes, extra):
@@ -249,3 +249,5 @@ def _faults(request: Request) -> Iterator[str]:
     rows = find(options.rows, ROWS_KEY)
     if options.output and Path(options.output).resolve() in [path.resolve() for path in rows]:
         yield f"predict.output = {options.output}: is one of predict.rows, which it would replace"
+    if "row" in options.keep:
+        yield f"predict.keep = {list(options.keep)}: row is a column of every file of scores"

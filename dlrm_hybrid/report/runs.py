@@ -120,7 +120,7 @@ def shown(runs: Sequence[Run], show: Callable[[Sequence[Run]], Shown]) -> Shown:
     except FAULTS as error:
         for run in runs if len(runs) > 1 else ():
             shown([run], show)  # names the one at fault
-        folders = ", ".join(str(run.folder) for run in runs)
+        folders = " or ".join(str(run.folder) for run in runs)
         raise DataError(f"{folders}: {DAMAGED}: {error!r:.200}") from error
 
 

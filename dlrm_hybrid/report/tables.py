@@ -350,7 +350,7 @@ def microseconds_by_role(summary: Summary) -> pd.DataFrame:
     """Wall time per sample of all trainers by span, a row for each role; empty if not measured.
 
     Values are means over the ranks of a role, and its spans add up to the time of the run: shares
-    of the last attempt, the one that `roles` is about, times the seconds per sample of all.
+    of the attempt that `roles` is about, times the seconds per sample of all.
     """
     return _by_role(summary, "seconds_by_span").reindex(columns=SPANS)
 

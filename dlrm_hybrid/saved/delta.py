@@ -181,10 +181,15 @@ def later_vocabulary(tensors: Mapping[str, Tensor], number: int, before: Vocabul
 
     It is the earlier one itself if no category is new.
     """
-    name = f"vocabulary.{number}"
+    name, has_texts = f"vocabulary.{number}", before.column.has_texts
+    wanted = {f"{name}.taken": torch.int32, name: torch.uint8 if has_texts else torch.int64}
+    for key, dtype in (wanted | ({f"{name}.lengths": torch.int32} if has_texts else {})).items():
+        if (tensors[key].dtype, tensors[key].dim()) != (dtype, 1):
+            actual = f"{tensors[key].dtype} {[*tensors[key].shape]}"
+            raise ValueError(f"{key} is {actual}, wanted a list of {dtype}")
     taken_K, content = (tensors[key].numpy() for key in (f"{name}.taken", name))
     keys: Keys = content
-    if before.column.has_texts:
+    if has_texts:
         lengths = cast("list[int]", tensors[f"{name}.lengths"].tolist())
         places = [0, *accumulate(lengths)]
         if sorted(places) != places or places[-1] != len(content):

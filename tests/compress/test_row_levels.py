@@ -278,9 +278,11 @@ def test_a_checkpoint_of_other_limits_is_refused() -> None:
         (None, "nothing, expected torch.int64 [7]"),
         (torch.zeros(1, dtype=torch.int64), "torch.int64 [1], expected torch.int64 [7]"),
         (torch.zeros(7, dtype=torch.bfloat16), "torch.bfloat16 [7], expected torch.int64 [7]"),
-        (torch.tensor([0, 61, 0, 0, 0, 0, 0]), "[0, 61, 0, 0, 0, 0, 0], expected at most ["),
+        (torch.tensor([0, 61, 0, 0, 0, 0, 0]), "[0, 61, 0, 0, 0, 0, 0], expected [0, "),
         (torch.tensor([0, 0, -(2**63), 0, 0, 0, 0]), "60, 60"),
         (torch.tensor([2**63 - 1, 0, 0, 0, 0, 0, 0]), "[9223372036854775807, 0"),
+        (torch.tensor([-1, 0, 0, 0, 0, 0, 0]), "[-1, 0"),
+        (torch.tensor([0, 0, 0, 0, 0, 0, -1]), "0, -1]"),
     ],
 )
 def test_forged_steps_are_refused_at_both_ends(forged: Tensor | None, told: str) -> None:
@@ -292,6 +294,17 @@ def test_forged_steps_are_refused_at_both_ends(forged: Tensor | None, told: str)
     for end in (memory, LevelFormat(OPTIONS, TABLES).holder(0, HELD)):
         with pytest.raises(DataError, match=f"levels steps: .*{re.escape(told)}"):
             end.load(saved)
+
+
+@pytest.mark.parametrize("square", [-1.0, 1.7e308])
+@pytest.mark.parametrize("name", ["levels.0.0.row_squares", "levels.0.0.gradient_squares"])
+def test_forged_squares_are_refused(name: str, square: float) -> None:
+    memory = memory_of(TABLES, WIDTHS)
+    saved = memory.tensors()
+    assert name in saved
+    saved[name] = torch.full_like(saved[name], square)
+    with pytest.raises(DataError, match=r"_squares: .*, expected 0 to 1e\+300"):
+        memory.load(saved)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, 3e38])

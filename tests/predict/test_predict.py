@@ -267,7 +267,7 @@ def test_a_killed_call_leaves_the_file_that_was_there_and_the_next_one_replaces_
             "predict.output = scores.txt: must end in .parquet or .csv",
         ),
         (["predict.keep=[score]"], "predict.keep = ['score']: score is a column of this file of"),
-        (["predict.keep=[row]"], "predict.keep = ['row']: row is a column of this file of scores"),
+        (["predict.keep=[row]"], "predict.keep = ['row']: row is a column of every file of"),
         (["predict.unknown=skip"], "predict.unknown = 'skip': must be 'error' or 'zero'"),
         (["train.steps=5"], "train.steps: `predict` does not read it"),
     ],

@@ -47,8 +47,10 @@ Array = NDArray[np.generic]
 
 STEPS, LEVELS_PREFIX = "steps", "levels."
 COPIES = ("slots", "copies")  # of each table, at both ends
-# Bounds of the numbers in STEPS, up or down: messages, exponents, their messages, counts.
+# Bounds of the numbers in STEPS: messages, exponents, their messages, counts.
 MOST_STEPS = (1 << 62, MOST_EXPONENT, MOST_EXPONENT, *(1 << 62,) * 4)
+LEAST_STEPS = (0, -MOST_EXPONENT, -MOST_EXPONENT, 0, 0, 0, 0)
+MOST_SQUARES = 1e300  # their sum over tables is finite
 ROW_EXPONENTS, GRADIENT_EXPONENTS = 1, 2
 SENT, LOST = "rows.levels", "rows.lost_residuals"
 
@@ -170,6 +172,8 @@ class TrainerMemory(TrainerEnd):
             return
         for name, view in self._arrays().items():
             copy_into(view, saved, name)
+            if name.endswith("_squares") and not 0 <= view.item() <= MOST_SQUARES:
+                raise DataError(f"levels {name}: {view.item()}, expected 0 to {MOST_SQUARES:g}")
         messages, *of_steps = _steps_of(saved)
         for part in self.parts:
             part.copies.slots.messages = messages
@@ -285,8 +289,8 @@ def _steps_of(saved: Mapping[str, Tensor]) -> list[int]:
     steps = np.zeros(len(MOST_STEPS), np.int64)
     copy_into(steps, saved, STEPS)
     numbers: list[int] = steps.tolist()
-    if any(abs(number) > most for number, most in zip(numbers, MOST_STEPS, strict=True)):
-        raise DataError(f"levels {STEPS}: {numbers}, expected at most {[*MOST_STEPS]} up or down")
+    if not all(a <= x <= b for a, x, b in zip(LEAST_STEPS, numbers, MOST_STEPS, strict=True)):
+        raise DataError(f"levels {STEPS}: {numbers}, expected {[*LEAST_STEPS]} to {[*MOST_STEPS]}")
     return numbers
 
 
