@@ -43,7 +43,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
     before = " before training" if sys.argv[1:2] == ["train"] else ""
     text = f"stopped by SIGTERM{before}\n" if is_term else "stopped by Ctrl-C\n"
     os.write(2, text.encode())
-    os._exit(ExitCode.PREEMPTED if is_term else ExitCode.INTERRUPTED)
+    os._exit(ExitCode.of_signal(number))
 
 
 if __name__ == "__main__":

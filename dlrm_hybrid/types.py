@@ -49,6 +49,11 @@ class ExitCode(IntEnum):
     PREEMPTED = 75
     INTERRUPTED = 130
 
+    @classmethod
+    def of_signal(cls, number: int) -> ExitCode:
+        """The code of a program that SIGINT or SIGTERM has stopped."""
+        return cls.INTERRUPTED if number == signal.SIGINT else cls.PREEMPTED
+
 
 def printable(text: str) -> str:
     """Escape what a terminal would obey or cannot show, line ends excepted.

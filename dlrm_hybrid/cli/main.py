@@ -182,9 +182,7 @@ class _Jobs:
             with refusals():
                 code = self._run(job)
         except StoppedLateError as error:
-            is_interrupt = error.number == signal.SIGINT
-            self.stopped = ExitCode.INTERRUPTED if is_interrupt else ExitCode.PREEMPTED
-            code = error.exit_code
+            code, self.stopped = error.exit_code, ExitCode.of_signal(error.number)
         except BaseException as error:
             code = _tell(self.stop.reason(error), title)
         if self.sweep is not None:
