@@ -148,7 +148,7 @@ class CountedGroup(dist.ProcessGroup):
         return self._exchanged(outgoing_T, incoming_T, _times_as_float32(rows), dense_bytes)
 
     def all_gather_single(self, output: Tensor, tensor: Tensor, options: Any = None) -> dist.Work:
-        """The call behind torch.distributed.all_gather_into_tensor."""
+        """Gather tensors of one shape, for torch.distributed.all_gather_into_tensor."""
         outgoing_T, incoming_T = [_bytes_of(tensor)] * self._size, self._parts(output, ())
         return self._exchanged(outgoing_T, incoming_T, _times_as_float32(tensor), None)
 

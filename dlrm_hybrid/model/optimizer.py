@@ -240,7 +240,7 @@ class LrSchedule(Protocol):
 @final
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Constant(LrSchedule):
-    """A constant learning rate."""
+    """The same learning rate at every step."""
 
     base_lr: float
 

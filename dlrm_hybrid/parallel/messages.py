@@ -132,7 +132,7 @@ class Messenger:
         self.channel.send(to, message(kind, self.rank, self.attempt, number, values), 0)
 
     def send_tensors(self, to: int, kind: Kind, number: int, tensors: Mapping[str, Tensor]) -> None:
-        """Send contiguous tensors."""
+        """Send tensors by name, which must be contiguous, in a frame of this kind."""
         frame = message(kind, self.rank, self.attempt, number, {}, tensors)
         self.channel.send(to, frame, num_bytes(tensors))
 

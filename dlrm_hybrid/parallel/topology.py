@@ -96,7 +96,7 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
+        """Number of ranks: workers, servers and table servers."""
         return self.num_workers + self.servers + self.table_servers
 
     def worker(self, trainer: int, stage: int) -> int:

@@ -148,7 +148,7 @@ class World:
 
     @property
     def config(self) -> Config:
-        """The whole configuration."""
+        """The configuration of the world, with defaults for all keys that were not given."""
         return self._settings.config
 
     @property

@@ -98,7 +98,7 @@ MOST_TURN_SECONDS = 1e-3
 @final
 @dataclass(slots=True)
 class Figures:
-    """Counters of a relay.
+    """What a relay has passed on and lost, how late, and its CPU time.
 
     Attributes:
         packets: number passed on, unsegmented ones counted once.
